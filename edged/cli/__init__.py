@@ -1,0 +1,1 @@
+"""edgectl: one module a command."""

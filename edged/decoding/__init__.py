@@ -1,0 +1,1 @@
+"""From logits to text: sampling parameters, stops, incremental detokenizing."""

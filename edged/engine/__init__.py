@@ -1,0 +1,1 @@
+"""TensorRT engines: graph, builder, store."""

@@ -1,0 +1,115 @@
+"""The executor's contract: one step of one model on one device.
+
+A step is a ragged batch. Sequence ``s`` owns rows ``sequence_starts[s] : sequence_starts[s + 1]`` of the step's tokens:
+one row when it decodes, many when a piece of its prompt is prefilled. Its earlier tokens lie in KV pages of 64 tokens
+that its page table names. Nothing here allocates: buffers and pages are made once, in ``load``, from the ledger.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+PAGE_TOKENS = 64
+
+Int32Array = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class SamplingRow:
+    """How the next token of one row of logits is chosen.
+
+    ``temperature`` 0 takes the largest logit (the smaller id on a tie). Otherwise the logits are divided by the
+    temperature, cut to the ``top_k`` largest (0: all) and then to the smallest set whose probability reaches ``top_p``
+    (1: all), and one token is drawn with a Philox number keyed by ``(seed, position)``: the draw depends on nothing
+    else, so a seeded request gives the same text at any batch size.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    position: int = 0
+    """Position of the token to be drawn, counted from the start of the sequence."""
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """One ragged step of S sequences and T tokens.
+
+    Attributes:
+        token_ids: New tokens of all sequences, int32 [T].
+        positions: Their positions, int32 [T].
+        sequence_starts: Offsets into the T tokens, int32 [S + 1]; the first is 0 and the last is T.
+        lengths: Tokens of each sequence already in its pages, int32 [S].
+        page_tables: Page ids of each sequence in order; table s covers ``lengths[s]`` plus its new tokens.
+        logit_rows: Rows of the T tokens whose logits are needed, int32 [R], ascending.
+        sampling: One entry a needed row, in the same order.
+    """
+
+    token_ids: Int32Array
+    positions: Int32Array
+    sequence_starts: Int32Array
+    lengths: Int32Array
+    page_tables: Sequence[Int32Array]
+    logit_rows: Int32Array
+    sampling: Sequence[SamplingRow] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True)
+class ExecutorLimits:
+    """What a loaded executor can take; fixed for its life."""
+
+    max_step_tokens: int
+    """Most tokens in one step."""
+    max_sequences: int
+    """Most sequences in one step."""
+    context_length: int
+    """Most tokens a sequence may hold."""
+    pages: int
+    """KV pages in the pool."""
+    vocabulary: int
+    """Number of token ids with a logit."""
+
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what is being done, units done, units in all)."""
+
+
+class Executor(abc.ABC):
+    """Runs steps of one model. Not thread-safe: the engine's loop alone calls it."""
+
+    @abc.abstractmethod
+    def load(self, progress: Progress) -> None:
+        """Read the weights and allocate everything the ledger planned.
+
+        Raises:
+            CheckpointError: The model folder is damaged or does not match its configuration.
+            LedgerError: The device refused memory that the ledger had planned.
+        """
+
+    @property
+    @abc.abstractmethod
+    def limits(self) -> ExecutorLimits:
+        """The loaded limits."""
+
+    @abc.abstractmethod
+    def step(self, batch: StepBatch) -> Int32Array:
+        """Run one step: keys and values of the new tokens are stored, one token is drawn for each needed row.
+
+        Returns:
+            The drawn token ids, int32 [R].
+        """
+
+    @abc.abstractmethod
+    def logits(self, batch: StepBatch) -> FloatArray:
+        """Run one step and return the raw logits of the needed rows, fp32 [R, V], instead of drawing."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Give the device memory back."""

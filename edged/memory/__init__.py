@@ -1,0 +1,1 @@
+"""The static budget and the KV pages inside it."""

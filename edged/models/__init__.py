@@ -1,0 +1,1 @@
+"""Hyper-parameters and the forward, written once."""

@@ -1,0 +1,1 @@
+"""The gRPC faces: thin, no model knowledge."""
