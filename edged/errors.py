@@ -124,8 +124,6 @@ _BY_CODE: dict[Code, type[EdgedError]] = {
 }
 
 
-def from_code(
-    code: int, message: str, *, field: str = "", retry_seconds: float | None = None
-) -> EdgedError:
+def from_code(code: int, message: str, *, field: str = "", retry_seconds: float | None = None) -> EdgedError:
     """Rebuild the error that crossed the channel as ``code`` and ``message``."""
     return _BY_CODE[Code(code)](message, field=field, retry_seconds=retry_seconds)

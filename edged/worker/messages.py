@@ -7,8 +7,6 @@ Engine to daemon: :class:`Loading`, :class:`Ready`, :class:`Started`, :class:`To
 
 from __future__ import annotations
 
-from typing import Union
-
 import msgspec
 
 
@@ -176,5 +174,5 @@ class Report(Message, frozen=True):
     uptime_seconds: float
 
 
-ToEngine = Union[Submit, Cancel, Drain, Shutdown]
-ToDaemon = Union[Loading, Ready, Started, Tokens, Finished, Failed, EngineFailed, Report]
+ToEngine = Submit | Cancel | Drain | Shutdown
+ToDaemon = Loading | Ready | Started | Tokens | Finished | Failed | EngineFailed | Report
