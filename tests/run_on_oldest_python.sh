@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Runs the torch-free part of the tests on CPython 3.10 (JetPack 6), where that interpreter is found.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=""
+for candidate in "${PYTHON310:-}" python3.10 /usr/bin/python3.10 "$HOME"/.pyenv/versions/3.10.*/bin/python; do
+    if [ -n "$candidate" ] && "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 10))' 2>/dev/null; then
+        python=$candidate
+        break
+    fi
+done
+if [ -z "$python" ]; then
+    echo "CPython 3.10 is not on this machine: its part of the tests did not run"
+    exit 0
+fi
+venv=.venv-oldest
+if [ ! -f "$venv/.installed" ] || [ pyproject.toml -nt "$venv/.installed" ]; then
+    echo "==> Installing the torch-free part for $("$python" --version)"
+    "$python" -m venv "$venv"
+    # Every dependency but torch, read from the project's own list.
+    .venv/bin/python - <<'PY' >"$venv/requirements.txt"
+import tomllib
+
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+print("\n".join(name for name in project["dependencies"] if not name.startswith("torch")))
+print("grpcio-tools\npytest\npytest-timeout\nhypothesis\nsetuptools\nwheel")
+PY
+    "$venv/bin/python" -m pip --disable-pip-version-check install -q -r "$venv/requirements.txt"
+    touch "$venv/.installed"
+fi
+echo "==> The torch-free tests on CPython 3.10"
+PYTHONPATH=. "$venv/bin/python" -m pytest -p no:cacheprovider
