@@ -1,0 +1,25 @@
+// Streams one answer with the bare stubs: node generate.mjs 'The capital of France is'
+import { dirname, join } from "node:path";
+import { fileURLToPath } from "node:url";
+import grpc from "@grpc/grpc-js";
+import loader from "@grpc/proto-loader";
+
+const protos = join(dirname(fileURLToPath(import.meta.url)), "../../protos");
+const definition = loader.loadSync("edged/v1/inference.proto", { includeDirs: [protos], enums: String, longs: String });
+const { Inference } = grpc.loadPackageDefinition(definition).edged.v1;
+
+const address = process.env.EDGED_ADDRESS ?? "unix:///run/edged/edged.sock";
+const client = new Inference(address, grpc.credentials.createInsecure());
+const deadline = new Date(Date.now() + 60_000); // the daemon stops the work when it passes
+const call = client.Generate(
+  { text: process.argv[2] ?? "The capital of France is", stops: { maxTokens: 32 } },
+  { deadline },
+);
+call.on("data", ({ chunk, finished }) => {
+  process.stdout.write(chunk?.text ?? finished?.text ?? "");
+  if (finished) console.log(`\n[${finished.reason}, ${finished.usage.generatedTokens} tokens]`);
+});
+call.on("error", (error) => {
+  console.error(`${grpc.status[error.code]}: ${error.details}`);
+  process.exitCode = 1;
+});
