@@ -104,6 +104,10 @@ class CheckpointError(FailedPreconditionError):
     """A model file or folder is refused; nothing of it stays loaded or half-written."""
 
 
+class ListenError(FailedPreconditionError):
+    """The daemon cannot listen where the configuration says."""
+
+
 class LedgerError(ResourceExhaustedError):
     """The configuration does not fit its memory budget; the message says what would."""
 
