@@ -1,8 +1,8 @@
 """The configuration: what may stand in the YAML file, as frozen dataclasses.
 
 Every field's metadata holds its documentation and its limits; :mod:`edged.config_reader` reads a file against them and
-refuses what does not fit with the key's path, the value and what is allowed. The README's reference is made from the
-same metadata.
+refuses what does not fit with the key's path, the value and what is allowed. What several keys must hold together
+stands in :mod:`edged.config_rules`. The README's reference is made from the same metadata.
 """
 
 from __future__ import annotations
@@ -38,9 +38,38 @@ def _key(
     choices: tuple[Any, ...] = (),
     low: float | None = None,
     high: float | None = None,
+    multiple: int = 1,
+    pattern: str = "",
+    default: str = "",
 ) -> dict[str, Any]:
-    """Metadata of one key: its documentation, ``size`` or ``duration`` unit, choices, inclusive limits."""
-    return {"doc": doc, "unit": unit, "choices": choices, "low": low, "high": high}
+    """Metadata of one key.
+
+    Args:
+        doc: What it means, as the reference prints it.
+        unit: ``size`` or ``duration`` when the value is written with a unit.
+        choices: Every value that is allowed.
+        low: Smallest value, inclusive; for a list, its fewest entries.
+        high: Largest value, inclusive; for a list, its most entries.
+        multiple: The value is a multiple of this.
+        pattern: Regular expression that the whole text matches.
+        default: What the reference says instead of the field's default.
+    """
+    return {
+        "doc": doc,
+        "unit": unit,
+        "choices": choices,
+        "low": low,
+        "high": high,
+        "multiple": multiple,
+        "pattern": pattern,
+        "default": default,
+    }
+
+
+SIZE_LIMIT = 2**50
+"""Largest size that is believed: 1 PiB, far above any machine and far below what 64 bits hold."""
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}"
+"""A model's name also names a health service and a metric label, so it holds no spaces or control characters."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +77,18 @@ class ListenConfig:
     """Where the daemon listens."""
 
     unix: Path | None = field(
-        default=None, metadata=_key("Unix socket path; the default is the one edgectl looks for")
+        default=None,
+        metadata=_key(
+            f"Unix socket path, at most {UNIX_PATH_LIMIT} bytes",
+            default="the socket edgectl looks for: `/run/edged/edged.sock` where that folder is writable, else "
+            "`$XDG_RUNTIME_DIR/edged.sock`, else `/tmp/edged-UID/edged.sock`",
+        ),
     )
     tcp: str | None = field(
-        default=None, metadata=_key("HOST:PORT on loopback, such as 127.0.0.1:50051; none by default")
+        default=None,
+        metadata=_key(
+            "HOST:PORT on loopback, such as 127.0.0.1:50051; port 0 takes a free one", default="no TCP"
+        ),
     )
 
 
@@ -62,10 +99,11 @@ class MemoryConfig:
     budget: int | None = field(
         default=None,
         metadata=_key(
-            "Everything the daemon and the engine may hold; the default is 80 % of the memory that is "
-            "available at start",
+            "Everything the daemon and the engine may hold",
             unit="size",
             low=1,
+            high=SIZE_LIMIT,
+            default="80 % of the memory that is available at start",
         ),
     )
     host: int = field(
@@ -74,6 +112,7 @@ class MemoryConfig:
             "Share of the budget kept for the daemon process and the engine's own libraries",
             unit="size",
             low=1,
+            high=SIZE_LIMIT,
         ),
     )
 
@@ -84,11 +123,16 @@ class AttentionConfig:
 
     mode: str = field(default="auto", metadata=_key("Which attention", choices=("auto", "dense", "sparse")))
     dense_below: int = field(
-        default=8192, metadata=_key("A query at a position below this attends densely (tokens)", low=0)
+        default=8192,
+        metadata=_key("A query at a position below this attends densely (tokens)", low=0, high=4_194_304),
     )
     top_k: int = field(default=64, metadata=_key("Blocks of 64 tokens chosen by score", low=1, high=1024))
-    window: int = field(default=2048, metadata=_key("Local window in tokens, a multiple of 64", low=64))
-    init_blocks: int = field(default=1, metadata=_key("First blocks that are always attended", low=0))
+    window: int = field(
+        default=2048, metadata=_key("Local window (tokens)", low=64, high=4_194_304, multiple=64)
+    )
+    init_blocks: int = field(
+        default=1, metadata=_key("First blocks that are always attended", low=0, high=1024)
+    )
     lse: str = field(
         default="approximate",
         metadata=_key("Softmax statistics of the block scores", choices=("approximate", "exact")),
@@ -99,7 +143,9 @@ class AttentionConfig:
 class ModelConfig:
     """One model."""
 
-    name: str = field(metadata=_key("Name that requests use"))
+    name: str = field(
+        metadata=_key("Name that requests use: letters, digits and . _ : / @ + -", pattern=NAME_PATTERN)
+    )
     path: Path = field(metadata=_key("Model folder (config.json, safetensors, tokenizer.json)"))
     executor: str = field(
         default="auto", metadata=_key("What runs the steps", choices=("auto", "torch", "tensorrt"))
@@ -113,7 +159,15 @@ class ModelConfig:
         default=4096, metadata=_key("Most tokens of prompt and answer together", low=64, high=4_194_304)
     )
     max_sequences: int = field(default=1, metadata=_key("Most requests that share steps", low=1, high=256))
-    prefill_chunk: int = field(default=512, metadata=_key("Most prompt tokens in one step", low=1, high=8192))
+    prefill_chunk: int = field(
+        default=512,
+        metadata=_key(
+            "Most prompt tokens in one step, at most context_length",
+            low=1,
+            high=8192,
+            default="512, or context_length where that is smaller",
+        ),
+    )
     threads: int = field(
         default=0, metadata=_key("CPU threads of the step; 0 takes every core", low=0, high=1024)
     )
@@ -132,7 +186,9 @@ class QueueConfig:
     stream_buffer: int = field(
         default=256,
         metadata=_key(
-            "Messages kept for a client that reads slowly; its stream ends when they are full", low=8
+            "Messages kept for a client that reads slowly; its stream ends when they are full",
+            low=8,
+            high=1_048_576,
         ),
     )
 
@@ -176,7 +232,7 @@ class LogConfig:
 class Config:
     """The whole file."""
 
-    models: tuple[ModelConfig, ...] = field(metadata=_key("The models to serve; at least one"))
+    models: tuple[ModelConfig, ...] = field(metadata=_key("The models to serve", low=1, high=64))
     listen: ListenConfig = field(default_factory=ListenConfig, metadata=_key("Where the daemon listens"))
     memory: MemoryConfig = field(default_factory=MemoryConfig, metadata=_key("The static budget"))
     queue: QueueConfig = field(default_factory=QueueConfig, metadata=_key("How requests wait"))
@@ -184,8 +240,11 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig, metadata=_key("What is logged and how"))
     drain_timeout: float = field(
         default=30.0,
-        metadata=_key("Time that running requests have to finish after SIGTERM", unit="duration", low=0),
+        metadata=_key(
+            "Time that running requests have to finish after SIGTERM", unit="duration", low=0, high=86400
+        ),
     )
     default_model: str = field(
-        default="", metadata=_key("Model of a request that names none; the first one by default")
+        default="",
+        metadata=_key("Name of the model of a request that names none", default="the first of models"),
     )

@@ -1,0 +1,126 @@
+"""What several configuration keys must hold together; each rule names the keys, the values and the remedy."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Protocol
+
+from edged.config import UNIX_PATH_LIMIT
+from edged.config_faults import show
+from edged.units import exact_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from edged.config import Config, ListenConfig, ModelConfig
+
+
+class Report(Protocol):
+    """How a rule reads the state of keys and refuses one."""
+
+    def refuse(self, path: str, problem: str, remedy: str) -> None:
+        """Add a fault at a key."""
+
+    def sound(self, *paths: str) -> bool:
+        """Whether these keys were read without a fault."""
+
+
+def check(config: Config, report: Report) -> None:
+    """Report every combination that cannot work. Keys that already have a fault take no part."""
+    _check_listen(config.listen, report)
+    _check_memory(config, report)
+    seen: dict[str, int] = {}
+    for index, model in enumerate(config.models):
+        path = f"models[{index}]"
+        if report.sound(f"{path}.name"):
+            first = seen.setdefault(model.name, index)
+            if first != index:
+                report.refuse(
+                    f"{path}.name",
+                    f"found {show(model.name)}, which models[{first}] has too",
+                    "give each model a name of its own",
+                )
+        _check_model(model, path, report)
+    if config.default_model and config.default_model not in seen and report.sound("default_model", "models"):
+        names = ", ".join(seen) or "none has a name"
+        close = get_close_matches(config.default_model, seen, n=1)
+        meant = f"; did you mean {close[0]}?" if close else ""
+        report.refuse(
+            "default_model",
+            f"found {show(config.default_model)}, which no model is named",
+            f"write one of: {names}{meant}",
+        )
+
+
+def _check_memory(config: Config, report: Report) -> None:
+    budget, host = config.memory.budget, config.memory.host
+    if budget is not None and host >= budget and report.sound("memory.budget", "memory.host"):
+        report.refuse(
+            "memory.budget",
+            f"found {exact_size(budget)}, which memory.host ({exact_size(host)}) uses up",
+            "raise memory.budget, so that weights and KV pages fit beside the host share",
+        )
+
+
+def _check_model(model: ModelConfig, path: str, report: Report) -> None:
+    if model.prefill_chunk > model.context_length and report.sound(
+        f"{path}.prefill_chunk", f"{path}.context_length"
+    ):
+        report.refuse(
+            f"{path}.prefill_chunk",
+            f"found {model.prefill_chunk}, more than context_length ({model.context_length})",
+            f"write at most {model.context_length}",
+        )
+    if not report.sound(f"{path}.device"):
+        return
+    if model.device == "cpu" and model.executor == "tensorrt" and report.sound(f"{path}.executor"):
+        report.refuse(
+            f"{path}.executor",
+            "found tensorrt with device: cpu, and TensorRT needs a GPU",
+            "write executor: torch, or device: cuda",
+        )
+    if model.device == "cpu" and model.dtype == "float16" and report.sound(f"{path}.dtype"):
+        report.refuse(
+            f"{path}.dtype",
+            "found float16 with device: cpu, where the torch executor has no float16",
+            "write dtype: float32 or dtype: bfloat16, or device: cuda",
+        )
+
+
+def _check_listen(listen: ListenConfig, report: Report) -> None:
+    if listen.unix is not None and report.sound("listen.unix"):
+        length = len(os.fsencode(listen.unix))
+        if length > UNIX_PATH_LIMIT:
+            report.refuse(
+                "listen.unix",
+                f"found a path of {length} bytes ({show(str(listen.unix))})",
+                f"write one of at most {UNIX_PATH_LIMIT} bytes, which is what Linux allows for a socket",
+            )
+    if listen.tcp is not None and report.sound("listen.tcp"):
+        for problem, remedy in _tcp_faults(listen.tcp):
+            report.refuse("listen.tcp", problem, remedy)
+
+
+def _tcp_faults(tcp: str) -> Iterator[tuple[str, str]]:
+    form = "write HOST:PORT, such as 127.0.0.1:50051 or [::1]:50051"
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]]+)):([0-9]{1,6})", tcp)
+    if match is None:
+        yield f"found {show(tcp)}, which is no HOST:PORT", form
+        return
+    host, port = match[1] or match[2], int(match[3])
+    if port > 65535:
+        yield f"found port {port}", "write a port from 1 to 65535, or 0 for a free one"
+    if match[1] is None and host == "localhost":
+        return
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        yield (
+            f"found host {show(host)}, which is not loopback",
+            "write 127.0.0.1, [::1] or localhost; edged has no TLS yet, so it does not listen off-host",
+        )

@@ -1,0 +1,164 @@
+"""Files that are read: every key, defaults, paths, merges."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from edged.config import (
+    AttentionConfig,
+    Config,
+    ListenConfig,
+    LogConfig,
+    MemoryConfig,
+    ModelConfig,
+    QueueConfig,
+)
+from edged.config_reader import ConfigFileError, parse_config, read_config
+
+FOLDER = Path("/srv/robot")
+LEAST = "models: [{name: a, path: b}]\n"
+
+
+def parse(text):
+    return parse_config(text, folder=FOLDER)
+
+
+def test_least_file_has_every_default():
+    assert parse(LEAST) == Config(models=(ModelConfig(name="a", path=FOLDER / "b"),))
+
+
+def test_every_key_arrives():
+    config = parse(
+        """
+        listen:
+          unix: run/edged.sock
+          tcp: "[::1]:50051"
+        memory: {budget: 1.5GiB, host: 256 MiB}
+        models:
+          - name: openbmb/MiniCPM4-8B
+            path: /models/minicpm4
+            executor: torch
+            device: cuda
+            dtype: bfloat16
+            context_length: 131_072
+            max_sequences: 2
+            prefill_chunk: 1024
+            threads: 4
+            attention: {mode: sparse, dense_below: 0, top_k: 32, window: 1024, init_blocks: 2, lse: exact}
+        queue: {capacity: 0, stream_buffer: 8}
+        limits: {message_size: 1MiB, stop_strings: 4, stop_bytes: 100B, stop_token_ids: 0, concurrent_streams: 7}
+        log: {level: debug, format: json}
+        drain_timeout: 1.5min
+        default_model: openbmb/MiniCPM4-8B
+        """
+    )
+    assert config.listen == ListenConfig(unix=FOLDER / "run/edged.sock", tcp="[::1]:50051")
+    assert config.memory == MemoryConfig(budget=1536 * 2**20, host=256 * 2**20)
+    assert config.models == (
+        ModelConfig(
+            name="openbmb/MiniCPM4-8B",
+            path=Path("/models/minicpm4"),
+            executor="torch",
+            device="cuda",
+            dtype="bfloat16",
+            context_length=131072,
+            max_sequences=2,
+            prefill_chunk=1024,
+            threads=4,
+            attention=AttentionConfig("sparse", 0, 32, 1024, 2, "exact"),
+        ),
+    )
+    assert config.queue == QueueConfig(capacity=0, stream_buffer=8)
+    assert config.limits.message_size == 2**20
+    assert config.limits.stop_bytes == 100
+    assert config.log == LogConfig(level="debug", format="json")
+    assert config.drain_timeout == 90.0
+    assert config.default_model == "openbmb/MiniCPM4-8B"
+
+
+def test_every_key_of_the_types_is_in_that_test():
+    """A key added to the dataclasses must be added above, or it would never be read in a test."""
+    text = Path(__file__).read_text("utf-8")
+
+    def names(kind):
+        for field in dataclasses.fields(kind):
+            yield field.name
+            if field.default_factory is not dataclasses.MISSING:
+                yield from names(type(field.default_factory()))
+
+    for name in [*names(Config), *names(ModelConfig)]:
+        assert f"{name}:" in text, name
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("model", FOLDER / "model"),
+        ("./model", FOLDER / "model"),
+        ("../model", FOLDER / "../model"),
+        ("/model", Path("/model")),
+        ("~/model", Path("/home/robot/model")),
+        ('"with space"', FOLDER / "with space"),
+        ("模型/量化", FOLDER / "模型/量化"),
+        ("price$5", FOLDER / "price$5"),
+    ],
+)
+def test_paths_start_at_the_folder_of_the_file(written, read, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/robot")
+    assert parse(f"models: [{{name: a, path: {written}}}]").models[0].path == read
+
+
+def test_relative_path_from_a_relative_file(tmp_path, monkeypatch):
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "edged.yaml").write_text(LEAST)
+    monkeypatch.chdir(tmp_path)
+    assert read_config(Path("conf/edged.yaml")).models[0].path == tmp_path / "conf" / "b"
+
+
+def test_byte_order_mark_and_windows_line_ends(tmp_path):
+    file = tmp_path / "edged.yaml"
+    file.write_bytes(b"\xef\xbb\xbfmodels:\r\n  - name: a\r\n    path: b\r\n")
+    assert read_config(file).models[0].name == "a"
+
+
+def test_sections_with_nothing_under_them_have_their_defaults():
+    assert parse("listen:\nmemory:\n  # budget: 1GiB\nlog: {}\n" + LEAST) == parse(LEAST)
+
+
+def test_default_prefill_chunk_follows_a_small_context():
+    assert parse("models: [{name: a, path: b, context_length: 64}]").models[0].prefill_chunk == 64
+
+
+def test_anchors_and_merges():
+    config = parse(
+        """
+        models:
+          - &base {name: a, path: /m, dtype: bfloat16, max_sequences: 4}
+          - {<<: *base, name: b, max_sequences: 2}
+          - {<<: [*base, {threads: 3, dtype: float32}], name: c}
+        """
+    )
+    assert [(m.name, m.dtype, m.max_sequences, m.threads) for m in config.models] == [
+        ("a", "bfloat16", 4, 0),
+        ("b", "bfloat16", 2, 0),
+        ("c", "bfloat16", 4, 3),
+    ]
+
+
+@pytest.mark.parametrize("tcp", ["127.0.0.1:1", "127.8.9.10:65535", "localhost:50051", "[::1]:0"])
+def test_loopback_addresses(tcp):
+    assert parse(LEAST + f'listen: {{tcp: "{tcp}"}}').listen.tcp == tcp
+
+
+def test_a_tcp_address_needs_no_quotes():
+    assert parse(LEAST + "listen: {tcp: 127.0.0.1:50051}").listen.tcp == "127.0.0.1:50051"
+
+
+def test_longest_socket_path():
+    path = "/" + "s" * 106
+    assert parse(LEAST + f"listen: {{unix: {path}}}").listen.unix == Path(path)
+    with pytest.raises(ConfigFileError):
+        parse(LEAST + f"listen: {{unix: {path}s}}")
