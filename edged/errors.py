@@ -72,6 +72,10 @@ class UnavailableError(EdgedError):
     code = Code.UNAVAILABLE
 
 
+class UnreachableError(UnavailableError):
+    """Nothing answers at the daemon's address; raised by the client alone."""
+
+
 class DeadlineError(EdgedError):
     """The caller's deadline passed."""
 

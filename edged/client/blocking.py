@@ -1,0 +1,209 @@
+"""The client for threads."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from edged.client.address import Address, default_address
+from edged.client.channel import OPTIONS
+from edged.client.events import Answer, AnswerBuilder, Event, read_event
+from edged.client.failures import read_failure
+from edged.client.requests import (
+    GenerateOptions,
+    Prompt,
+    detokenize_request,
+    generate_request,
+    tokenize_request,
+)
+from edged.errors import DeadlineError, EdgedError
+from edged.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from typing_extensions import Self, Unpack
+
+_POLL_SECONDS = 0.05
+
+
+class Generation:
+    """One running generation: an iterator of events.
+
+    Raises (while iterating):
+        EdgedError: The daemon refused or ended the request; the class says which code, the message why.
+    """
+
+    def __init__(self, call: Any, address: Address, timeout: float | None) -> None:  # noqa: ANN401 - gRPC's call
+        self._call = call
+        self._address = address
+        self._timeout = timeout
+
+    def __iter__(self) -> Iterator[Event]:
+        try:
+            for response in self._call:
+                yield read_event(response)
+        except grpc.RpcError as failure:
+            raise read_failure(failure, self._address, self._timeout) from None
+        finally:
+            self._call.cancel()  # a loop that is left early ends the work; after the end it does nothing
+
+    def cancel(self) -> None:
+        """Stop the work; the daemon frees the request's pages at its next step. May be called from any thread."""
+        self._call.cancel()
+
+    def texts(self) -> Iterator[str]:
+        """The pieces of text alone, none of them empty."""
+        for event in self:
+            text = getattr(event, "text", "")
+            if text:
+                yield text
+
+    def answer(self) -> Answer:
+        """Wait for the end and return everything in one piece."""
+        builder = AnswerBuilder()
+        for event in self:
+            builder.add(event)
+        return builder.build()
+
+
+class Client:
+    """A connection to the daemon. Methods may be called from several threads.
+
+    Args:
+        address: ``unix:PATH``, a path or ``HOST:PORT``; by default ``EDGED_ADDRESS`` or the default unix socket.
+        wait_for_ready: Calls wait, within their timeout, for a daemon that is not there yet or starts again.
+
+    Raises:
+        InvalidArgumentError: The address is malformed.
+    """
+
+    def __init__(self, address: str | None = None, *, wait_for_ready: bool = False) -> None:
+        self.address = Address(address or default_address())
+        self._wait = wait_for_ready
+        self._channel = grpc.insecure_channel(self.address.target, OPTIONS)
+        self._inference = inference_pb2_grpc.InferenceStub(self._channel)
+        self._control = control_pb2_grpc.ControlStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; running generations end."""
+        self._channel.close()
+
+    def generate(
+        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Generation:
+        """Start a generation and return the iterator of its events.
+
+        Args:
+            prompt: Text, token ids, or the messages of a chat.
+            timeout: Deadline in seconds; the daemon stops the work when it passes.
+            **options: See :class:`~edged.client.requests.GenerateOptions`.
+
+        Raises:
+            InvalidArgumentError: A value that cannot be sent. Refusals of the daemon come while iterating.
+        """
+        request = generate_request(prompt, options)
+        call = self._inference.Generate(request, timeout=timeout, wait_for_ready=self._wait)
+        return Generation(call, self.address, timeout)
+
+    def tokenize(
+        self,
+        prompt: Prompt,
+        *,
+        model: str = "",
+        no_special_tokens: bool = False,
+        timeout: float | None = None,
+    ) -> tuple[int, ...]:
+        """Token ids of a text or a chat, as ``generate`` makes them.
+
+        Raises:
+            EdgedError: The daemon refused.
+        """
+        request = tokenize_request(prompt, model=model, no_special_tokens=no_special_tokens)
+        with self._failures(timeout):
+            response = self._inference.Tokenize(request, timeout=timeout, wait_for_ready=self._wait)
+        return tuple(response.token_ids)
+
+    def detokenize(
+        self,
+        token_ids: Iterable[int],
+        *,
+        model: str = "",
+        keep_special_tokens: bool = False,
+        timeout: float | None = None,
+    ) -> str:
+        """Text of token ids, as ``generate`` makes it.
+
+        Raises:
+            EdgedError: The daemon refused.
+        """
+        request = detokenize_request(token_ids, model=model, keep_special_tokens=keep_special_tokens)
+        with self._failures(timeout):
+            response: inference_pb2.DetokenizeResponse = self._inference.Detokenize(
+                request, timeout=timeout, wait_for_ready=self._wait
+            )
+        return response.text
+
+    def status(self, *, timeout: float | None = 5.0) -> control_pb2.GetStatusResponse:
+        """State of the daemon, its models and its memory.
+
+        Raises:
+            UnreachableError: Nobody answers at the address.
+            EdgedError: The daemon refused.
+        """
+        with self._failures(timeout):
+            response: control_pb2.GetStatusResponse = self._control.GetStatus(
+                control_pb2.GetStatusRequest(), timeout=timeout, wait_for_ready=self._wait
+            )
+        return response
+
+    def wait_ready(self, timeout: float = 60.0) -> control_pb2.GetStatusResponse:
+        """Wait until the daemon serves, also if it is not there yet; return its state then.
+
+        Raises:
+            DeadlineError: It does not serve after ``timeout`` seconds; the message says how far it came.
+        """
+        end = time.monotonic() + timeout
+        last = "no answer yet"
+        while True:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise DeadlineError(f"edged at {self.address} does not serve after {timeout:g} s: {last}")
+            try:
+                status = self.status(timeout=left)
+            except EdgedError as error:
+                last = error.message
+            else:
+                if status.state == control_pb2.STATE_SERVING:
+                    return status
+                last = describe_state(status)
+            time.sleep(min(_POLL_SECONDS, max(left, 0)))
+
+    @contextmanager
+    def _failures(self, timeout: float | None) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as failure:
+            raise read_failure(failure, self.address, timeout) from None
+
+
+def describe_state(status: control_pb2.GetStatusResponse) -> str:
+    """One line on a daemon that does not serve: its state, what it loads, its last error."""
+    parts = [control_pb2.State.Name(status.state).removeprefix("STATE_").lower()]
+    parts += [
+        f"{model.name}: {model.loading} {model.loading_fraction:.0%}"
+        for model in status.models
+        if model.loading
+    ]
+    if status.last_error:
+        parts.append(status.last_error)
+    return "; ".join(parts)

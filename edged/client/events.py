@@ -1,0 +1,156 @@
+"""What a generation yields, as frozen dataclasses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edged.v1 import inference_pb2
+
+if TYPE_CHECKING:
+    from edged.v1 import types_pb2
+
+_REASONS = {
+    inference_pb2.FINISH_REASON_END_OF_SEQUENCE: "end_of_sequence",
+    inference_pb2.FINISH_REASON_STOP_STRING: "stop_string",
+    inference_pb2.FINISH_REASON_STOP_TOKEN: "stop_token",
+    inference_pb2.FINISH_REASON_LENGTH: "length",
+}
+
+
+@dataclass(frozen=True)
+class Started:
+    """The request has its pages. Everything that was left open is settled here."""
+
+    request_id: str
+    model: str
+    prompt_tokens: int
+    cached_tokens: int
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Text that became final, and the tokens of one step, whose text may come later."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    step_seconds: float
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token counts."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Where the time went, in seconds."""
+
+    queue_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The answer is complete; ``text`` is its last piece.
+
+    ``reason`` is ``end_of_sequence``, ``stop_string``, ``stop_token`` or ``length``.
+    """
+
+    reason: str
+    text: str
+    matched_stop: str
+    matched_token_id: int | None
+    usage: Usage
+    timings: Timings
+
+
+Event = Started | Chunk | Finished
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole generation in one piece."""
+
+    started: Started
+    text: str
+    token_ids: tuple[int, ...]
+    finished: Finished
+
+
+class AnswerBuilder:
+    """Puts the events of one generation together."""
+
+    def __init__(self) -> None:
+        self._started: Started | None = None
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._finished: Finished | None = None
+
+    def add(self, event: Event) -> None:
+        """Take the next event."""
+        if isinstance(event, Chunk):
+            self._texts.append(event.text)
+            self._token_ids.extend(event.token_ids)
+        elif isinstance(event, Started):
+            self._started = event
+        else:
+            self._texts.append(event.text)
+            self._finished = event
+
+    def build(self) -> Answer:
+        """The answer, after its last event."""
+        if self._started is None or self._finished is None:
+            raise ValueError("the generation has not ended")
+        return Answer(self._started, "".join(self._texts), tuple(self._token_ids), self._finished)
+
+
+def read_event(response: inference_pb2.GenerateResponse) -> Event:
+    """The event of one response of the stream."""
+    kind = response.WhichOneof("event")
+    if kind == "chunk":
+        chunk = response.chunk
+        return Chunk(chunk.text, tuple(chunk.token_ids), chunk.step_seconds)
+    if kind == "started":
+        return _read_started(response.started)
+    return _read_finished(response.finished)
+
+
+def _read_started(started: inference_pb2.Started) -> Started:
+    return Started(
+        request_id=started.request_id,
+        model=started.model,
+        prompt_tokens=started.prompt_tokens,
+        cached_tokens=started.cached_tokens,
+        max_tokens=started.max_tokens,
+        temperature=started.sampling.temperature,
+        top_k=started.sampling.top_k,
+        top_p=started.sampling.top_p,
+        seed=started.sampling.seed,
+    )
+
+
+def _read_finished(finished: inference_pb2.Finished) -> Finished:
+    usage: types_pb2.Usage = finished.usage
+    timings: types_pb2.Timings = finished.timings
+    return Finished(
+        reason=_REASONS.get(finished.reason, "unknown"),
+        text=finished.text,
+        matched_stop=finished.matched_stop,
+        matched_token_id=finished.matched_token_id if finished.HasField("matched_token_id") else None,
+        usage=Usage(usage.prompt_tokens, usage.cached_tokens, usage.generated_tokens),
+        timings=Timings(
+            timings.queue_seconds, timings.prefill_seconds, timings.decode_seconds, timings.steps
+        ),
+    )

@@ -1,0 +1,80 @@
+"""Turns a failed call into one of edged's typed errors, with the daemon's own message."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+
+from edged.errors import Code, EdgedError, InternalError, UnavailableError, from_code
+
+if TYPE_CHECKING:
+    from edged.client.address import Address
+
+_DETAILS_KEY = "grpc-status-details-bin"
+# Codes that gRPC itself or a proxy may send and edged does not.
+_NEAREST = {
+    grpc.StatusCode.UNKNOWN: Code.INTERNAL,
+    grpc.StatusCode.DATA_LOSS: Code.INTERNAL,
+    grpc.StatusCode.ABORTED: Code.UNAVAILABLE,
+    grpc.StatusCode.ALREADY_EXISTS: Code.FAILED_PRECONDITION,
+    grpc.StatusCode.OUT_OF_RANGE: Code.INVALID_ARGUMENT,
+    grpc.StatusCode.PERMISSION_DENIED: Code.FAILED_PRECONDITION,
+    grpc.StatusCode.UNAUTHENTICATED: Code.FAILED_PRECONDITION,
+}
+
+
+def read_failure(failure: grpc.RpcError, address: Address, timeout: float | None) -> EdgedError:
+    """The typed error of a failed call.
+
+    Args:
+        failure: What gRPC raised.
+        address: Where the call went.
+        timeout: The call's timeout in seconds, for the message.
+    """
+    status: grpc.StatusCode = failure.code()
+    message: str = failure.details() or status.name
+    field, retry = _read_details(failure.trailing_metadata())
+    code = _NEAREST.get(status) or Code(status.value[0])
+    if code is Code.DEADLINE_EXCEEDED and timeout is not None and not field:
+        message = (
+            f"no complete answer within the timeout of {timeout:g} s; allow more time or ask for fewer tokens"
+        )
+    if code is Code.UNAVAILABLE and retry is None:
+        # The daemon's own refusals carry a retry hint; this may be gRPC's word for a daemon that is not there.
+        unreachable = address.unreachable()
+        if unreachable is not None:
+            return unreachable
+        return UnavailableError(f"the connection to edged at {address} broke: {message}")
+    if code is Code.RESOURCE_EXHAUSTED and "larger than max" in message:
+        message += " bytes: send less, or raise limits.message_size in the daemon's configuration"
+    if code is Code.INTERNAL:
+        return InternalError(message, field=field, retry_seconds=retry)
+    return from_code(code.value, message, field=field, retry_seconds=retry)
+
+
+def _read_details(metadata: object) -> tuple[str, float | None]:
+    """Field of the first BadRequest violation and delay of RetryInfo in the trailing metadata."""
+    for key, value in metadata or ():  # type: ignore[attr-defined]
+        if key == _DETAILS_KEY:
+            return _parse_details(value)
+    return "", None
+
+
+def _parse_details(data: bytes) -> tuple[str, float | None]:
+    # Only failures need these messages; importing them would slow down every start of edgectl.
+    from google.protobuf.message import DecodeError  # noqa: PLC0415
+    from google.rpc import error_details_pb2, status_pb2  # noqa: PLC0415
+
+    try:
+        status = status_pb2.Status.FromString(data)
+    except DecodeError:
+        return "", None
+    field, retry = "", None
+    for detail in status.details:
+        bad, info = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+        if detail.Unpack(bad) and bad.field_violations:
+            field = bad.field_violations[0].field
+        elif detail.Unpack(info):
+            retry = info.retry_delay.ToNanoseconds() / 1e9
+    return field, retry

@@ -1,0 +1,58 @@
+"""Messages to systemd (sd_notify(3)) over its datagram socket; nothing happens where no systemd asked for them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+
+_STATUS_LIMIT = 500
+
+
+class Notifier:
+    """Tells the service manager how the daemon is.
+
+    Args:
+        address: Value of ``NOTIFY_SOCKET``: a path, or an abstract name after ``@``. Empty: every call does nothing.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+
+    @classmethod
+    def from_environment(cls) -> Notifier:
+        """The notifier that systemd asked for, and no longer asked for in child processes."""
+        return cls(os.environ.pop("NOTIFY_SOCKET", ""))
+
+    def ready(self, status: str) -> None:
+        """Start-up is complete."""
+        self._send("READY=1", _status(status))
+
+    def status(self, status: str) -> None:
+        """One line for ``systemctl status``."""
+        self._send(_status(status))
+
+    def stopping(self, status: str) -> None:
+        """The daemon has begun to end."""
+        self._send("STOPPING=1", _status(status))
+
+    def extend_timeout(self, seconds: float) -> None:
+        """Starting or stopping goes on; wait at least this long for the next word."""
+        self._send(f"EXTEND_TIMEOUT_USEC={round(seconds * 1e6)}")
+
+    def _send(self, *lines: str) -> None:
+        if not self._address:
+            return
+        # A manager that is gone is no reason to stop serving.
+        with (
+            suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel,
+        ):
+            channel.settimeout(1.0)
+            channel.connect(self._address)
+            channel.sendall("\n".join(lines).encode())
+
+
+def _status(text: str) -> str:
+    """STATUS line of ``text``, which may have several lines."""
+    return f"STATUS={' '.join(text.split())[:_STATUS_LIMIT]}"
