@@ -1,0 +1,218 @@
+"""Hyper-parameters of a model, read from the ``config.json`` of its folder.
+
+Every supported model is one decoder switched by these numbers. What the file must say and does not, and what it says
+and the decoder does not do, is refused by the key's name: a guess here would be a wrong answer later.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from edged.errors import CheckpointError
+from edged.models.config_values import ConfigValues
+from edged.models.rope import Rope
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+CONFIG_FILE = "config.json"
+_MAX_CONFIG_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Family:
+    """What one ``model_type`` leaves unsaid in its configuration, as its published code fixes it."""
+
+    tie_default: bool = False
+    rope_theta_default: float | None = None
+    """None: the file must say it."""
+    head_dim_required: bool = False
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    """Biases on q, k and v alone, without a key that says so."""
+    mup: bool = False
+    """Has ``scale_emb``, ``scale_depth`` and ``dim_model_base``."""
+
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(rope_theta_default=10000.0),
+    "minicpm": Family(tie_default=True, rope_theta_default=10000.0, mup=True),
+    "qwen2": Family(qkv_bias=True),
+    "qwen3": Family(qk_norm=True, head_dim_required=True),
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Hyper-parameters of one model; sizes are counts of elements.
+
+    The forward (``[T, hidden]`` for T tokens): the embedding times ``embedding_scale``; in each layer
+    ``h += residual_scale * attention(norm(h))`` and ``h += residual_scale * mlp(norm(h))``; the LM head sees the
+    final norm's output divided by ``logit_divisor``. The three scales are 1 except for muP models (``minicpm``).
+    """
+
+    model_type: str
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    norm_eps: float
+    max_position: int
+    rope: Rope
+    tied: bool
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_divisor: float = 1.0
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one KV head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def q_width(self) -> int:
+        """Elements of all query heads of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Elements of all key (or value) heads of a token."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def qkv_width(self) -> int:
+        """Elements of ``[q; k; v]`` of a token."""
+        return self.q_width + 2 * self.kv_width
+
+    @classmethod
+    def read(cls, folder: Path) -> Architecture:
+        """Read ``config.json`` of a model folder.
+
+        Raises:
+            CheckpointError: The file is missing or unreadable, or :meth:`from_config` refuses it.
+        """
+        file = folder / CONFIG_FILE
+        try:
+            if file.stat().st_size > _MAX_CONFIG_BYTES:
+                raise CheckpointError(f"{file}: larger than {_MAX_CONFIG_BYTES >> 20} MiB")
+            config = json.loads(file.read_text("utf-8"))
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"{file}: this file is missing; give the folder that holds config.json"
+            ) from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{file}: cannot be read: {error}") from None
+        if not isinstance(config, dict):
+            raise CheckpointError(f"{file}: must hold a JSON object, not a {type(config).__name__}")
+        try:
+            return cls.from_config(config)
+        except CheckpointError as error:
+            raise CheckpointError(f"{file}: {error.message}", field=error.field) from None
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Architecture:
+        """Check a Hugging Face configuration and take what the decoder needs from it.
+
+        Both spellings of the rope keys are read: ``rope_theta`` with ``rope_scaling``, and ``rope_parameters``.
+
+        Raises:
+            CheckpointError: A needed key is missing, has a wrong type or value, or asks for what the decoder does not
+                do; ``field`` is the key.
+        """
+        values = ConfigValues(config)
+        model_type = values.text("model_type")
+        if model_type not in FAMILIES:
+            raise values.refusal("model_type", f"is not supported; supported are {', '.join(FAMILIES)}")
+        family = FAMILIES[model_type]
+        _refuse_unsupported(values)
+
+        hidden = values.count("hidden_size")
+        layers = values.count("num_hidden_layers")
+        heads = values.count("num_attention_heads")
+        kv_heads = values.count("num_key_value_heads")
+        if heads % kv_heads:
+            raise values.refusal(
+                "num_attention_heads", f"must be a multiple of num_key_value_heads ({kv_heads})"
+            )
+        head_dim = _head_dim(values, family, hidden, heads)
+        max_position = values.count("max_position_embeddings")
+        attention_bias = values.flag("attention_bias", default=False)
+        return cls(
+            model_type=model_type,
+            hidden=hidden,
+            intermediate=values.count("intermediate_size"),
+            layers=layers,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            vocabulary=values.count("vocab_size"),
+            norm_eps=values.number("rms_norm_eps", above=0.0),
+            max_position=max_position,
+            rope=Rope.from_config(
+                values,
+                head_dim=head_dim,
+                max_position=max_position,
+                theta_default=family.rope_theta_default,
+                # The released minicpm code never scales cos and sin, whatever the context.
+                attention_factor=1.0 if family.mup else None,
+            ),
+            tied=values.flag("tie_word_embeddings", default=family.tie_default),
+            qk_norm=family.qk_norm,
+            qkv_bias=family.qkv_bias or attention_bias,
+            output_bias=attention_bias,
+            mlp_bias=values.flag("mlp_bias", default=False),
+            **(_mup(values, hidden, layers) if family.mup else {}),
+        )
+
+
+def _mup(values: ConfigValues, hidden: int, layers: int) -> dict[str, float]:
+    """The three muP scales (Tensor Programs V, as MiniCPM applies them)."""
+    return {
+        "embedding_scale": values.number("scale_emb", above=0.0),
+        "residual_scale": values.number("scale_depth", above=0.0) / layers**0.5,
+        "logit_divisor": hidden / values.number("dim_model_base", above=0.0),
+    }
+
+
+def _head_dim(values: ConfigValues, family: Family, hidden: int, heads: int) -> int:
+    if values.has("head_dim") or family.head_dim_required:
+        head_dim = values.count("head_dim")
+    else:
+        if hidden % heads:
+            raise values.refusal(
+                "hidden_size", f"is no multiple of num_attention_heads ({heads}) and there is no head_dim"
+            )
+        head_dim = hidden // heads
+    if head_dim % 2:
+        raise values.refusal("head_dim", f"gives heads of {head_dim}: rotary embeddings need an even number")
+    return head_dim
+
+
+def _refuse_unsupported(values: ConfigValues) -> None:
+    """Refuse keys that would change the forward in a way the decoder does not follow."""
+    activation = values.text("hidden_act")
+    if activation not in ("silu", "swish"):
+        raise values.refusal("hidden_act", "is not supported; supported is silu")
+    if values.flag("use_sliding_window", default=False):
+        raise values.refusal("use_sliding_window", "is not supported: every layer attends to all it sees")
+    if values.has("layer_types"):
+        kinds = values.raw("layer_types")
+        if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+            raise values.refusal("layer_types", "is not supported except for full_attention in every layer")
+    if values.has("quantization_config"):
+        raise values.refusal(
+            "quantization_config", "is not supported: give weights in float32, bfloat16 or float16"
+        )
+    if values.has("num_experts") or values.has("num_local_experts"):
+        key = "num_experts" if values.has("num_experts") else "num_local_experts"
+        raise values.refusal(key, "is not supported: the decoder has one MLP a layer")
