@@ -130,22 +130,31 @@ class WeightFiles:
         except KeyError:
             raise CheckpointError(f"{self.folder}: there is no tensor {name!r} in the weight files") from None
 
-    def read_into(self, name: str, buffer: memoryview) -> None:
+    def read_into(self, name: str, buffer: memoryview, start: int | None = None) -> None:
         """Read a tensor's bytes (row-major, little-endian) into ``buffer``, which must have exactly its size.
+
+        With ``start``, the part of the tensor that begins at that byte and is as long as ``buffer``.
 
         Raises:
             CheckpointError: No such tensor, or the file changed or cannot be read; ``buffer`` is then undefined.
-            ValueError: ``buffer`` has another size, is read-only or not contiguous.
+            ValueError: ``buffer`` has another size, is read-only or not contiguous, or the part does not exist.
         """
         info = self.info(name)
-        if buffer.nbytes != info.nbytes or buffer.readonly or not buffer.c_contiguous:
+        wanted = info.nbytes if start is None else buffer.nbytes
+        begin = start or 0
+        if buffer.nbytes != wanted or buffer.readonly or not buffer.c_contiguous:
             raise ValueError(
-                f"{name}: needs a writable contiguous buffer of {info.nbytes} bytes, "
+                f"{name}: needs a writable contiguous buffer of {wanted} bytes, "
                 f"got {buffer.nbytes} (readonly={buffer.readonly}, contiguous={buffer.c_contiguous})"
             )
-        if info.nbytes:
+        if begin < 0 or begin + wanted > info.nbytes:
+            raise ValueError(f"{name}: bytes {begin} to {begin + wanted} are outside its {info.nbytes}")
+        if wanted:
             pread_into(
-                self._descriptors[info.file], buffer.cast("B"), info.offset, f"{info.file}: tensor {name!r}"
+                self._descriptors[info.file],
+                buffer.cast("B"),
+                info.offset + begin,
+                f"{info.file}: tensor {name!r}",
             )
 
     def read_array(self, name: str) -> np.ndarray[Any, Any]:
