@@ -42,7 +42,7 @@ class UnixListener:
         self.path = (path or default_socket()).absolute()
         self._is_private_default = path is None and self.path.parent.name == f"edged-{os.getuid()}"
         self._lock: int | None = None
-        self._inode: tuple[int, int] | None = None
+        self._bound: tuple[int, int, int] | None = None
 
     @property
     def address(self) -> str:
@@ -116,22 +116,25 @@ class UnixListener:
             with _umask(0o777 & ~SOCKET_MODE):
                 server.add_insecure_port(f"unix:{quote(str(self.path))}")
             self.path.chmod(SOCKET_MODE)
-            status = self.path.lstat()
+            self._bound = self._identity()
         except (RuntimeError, OSError) as error:
             raise ListenError(
                 f"listen.unix: {self.path} cannot be bound ({error}); choose another path",
                 field="listen.unix",
             ) from error
-        self._inode = (status.st_dev, status.st_ino)
 
     def close(self) -> None:
         """Remove the socket if it is still ours, and the lock."""
         with suppress(OSError):
-            status = self.path.lstat()
-            if self._inode == (status.st_dev, status.st_ino):
+            if self._bound == self._identity():
                 self.path.unlink()
-        self._inode = None
+        self._bound = None
         self._release_lock()
+
+    def _identity(self) -> tuple[int, int, int]:
+        """What tells the socket from a successor at the same path, which may get the same inode."""
+        status = self.path.lstat()
+        return status.st_dev, status.st_ino, status.st_ctime_ns
 
     def _check_private_folder(self, folder: Path) -> None:
         """In a folder of /tmp that another user made, that user could replace the socket."""

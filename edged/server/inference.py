@@ -1,0 +1,145 @@
+"""``edged.v1.Inference``: checks a request, hands it to the engine, and streams what comes back."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import TYPE_CHECKING
+
+from edged.errors import DeadlineError, EdgedError
+from edged.log import get_logger, request_scope
+from edged.server.responses import chunk_response, finished_response, started_response
+from edged.server.validation import check_priority, check_token_ids, resolve_stops
+from edged.v1 import inference_pb2
+from edged.worker.messages import Finished, Started, Submit, Tokens
+
+if TYPE_CHECKING:
+    from edged.config import LimitsConfig
+    from edged.server.methods import AnyContext
+    from edged.server.served_models import ServedModel, ServedModels
+    from edged.worker.supervisor import Supervisor
+
+log = get_logger("server")
+
+
+class Inference:
+    """The inference service. All methods run in the event loop.
+
+    Args:
+        models: Tokenizers, templates and defaults of the models.
+        supervisor: Runs the engine process.
+        limits: What one request may carry.
+    """
+
+    def __init__(self, models: ServedModels, supervisor: Supervisor, limits: LimitsConfig) -> None:
+        self._models = models
+        self._supervisor = supervisor
+        self._limits = limits
+        self.finished = 0
+        """Requests that were answered to the end."""
+        self.failed = 0
+        """Requests that ended with an error."""
+
+    async def Generate(  # noqa: N802 - the service's name
+        self, request: inference_pb2.GenerateRequest, context: AnyContext
+    ) -> None:
+        """Stream the answer to one prompt."""
+        arrived = time.monotonic()
+        remaining = context.time_remaining()
+        deadline = None if remaining is None else arrived + remaining
+        request_id = secrets.token_hex(8)
+        with request_scope(request_id):
+            try:
+                model = self._models.find(request.model)
+                submit = await self._check(request, model, request_id, deadline)
+                await self._stream(submit, model, context, arrived)
+            except EdgedError as error:
+                self.failed += 1
+                log.info("request failed", code=error.code.name, seconds=_since(arrived))
+                raise
+            except BaseException as error:
+                # The client went away or its deadline passed (CancelledError), or a fault of edged's own.
+                self.failed += 1
+                log.info("request ended early", reason=type(error).__name__, seconds=_since(arrived))
+                raise
+            self.finished += 1
+
+    async def Tokenize(  # noqa: N802 - the service's name
+        self, request: inference_pb2.TokenizeRequest, _context: AnyContext
+    ) -> inference_pb2.TokenizeResponse:
+        """Token ids of a text or a chat."""
+        model = self._models.find(request.model)
+        prompt = await model.read_prompt(request, add_special_tokens=not request.no_special_tokens)
+        return inference_pb2.TokenizeResponse(token_ids=prompt.token_ids, rendered=prompt.rendered)
+
+    async def Detokenize(  # noqa: N802 - the service's name
+        self, request: inference_pb2.DetokenizeRequest, _context: AnyContext
+    ) -> inference_pb2.DetokenizeResponse:
+        """Text of token ids."""
+        model = self._models.find(request.model)
+        check_token_ids(request.token_ids, model.vocabulary, "token_ids")
+        text = await model.detokenize(request.token_ids, skip_special_tokens=not request.keep_special_tokens)
+        return inference_pb2.DetokenizeResponse(text=text)
+
+    async def _check(
+        self,
+        request: inference_pb2.GenerateRequest,
+        model: ServedModel,
+        request_id: str,
+        deadline: float | None,
+    ) -> Submit:
+        """The engine's form of a request.
+
+        Raises:
+            EdgedError: The request can never work, or its deadline has passed.
+        """
+        check_priority(request.priority)
+        sampling = model.resolve_sampling(request.sampling)
+        prompt = await model.read_prompt(request)
+        stops = resolve_stops(
+            request.stops,
+            limits=self._limits,
+            prompt_tokens=len(prompt.token_ids),
+            context_length=model.context_length,
+            vocabulary=model.vocabulary,
+            eos_token_ids=model.eos_token_ids,
+        )
+        if deadline is not None and deadline <= time.monotonic():
+            raise DeadlineError("the deadline passed before the request reached the engine; allow more time")
+        return Submit(
+            request_id=request_id,
+            model=model.name,
+            token_ids=prompt.token_ids,
+            sampling=sampling,
+            stops=stops,
+            deadline=deadline,
+            priority=request.priority,
+            skip_special_tokens=not request.keep_special_tokens,
+        )
+
+    async def _stream(self, submit: Submit, model: ServedModel, context: AnyContext, arrived: float) -> None:
+        """Send everything that the engine says of one request."""
+        stream = self._supervisor.submit(submit)
+        try:
+            async for message in stream:
+                if isinstance(message, Tokens):
+                    await context.write(chunk_response(message))
+                elif isinstance(message, Started):
+                    await context.write(started_response(message, submit, model.name))
+                elif isinstance(message, Finished):
+                    await context.write(finished_response(message))
+                    log.info(
+                        "request finished",
+                        model=model.name,
+                        reason=message.reason,
+                        prompt_tokens=message.prompt_tokens,
+                        generated_tokens=message.generated_tokens,
+                        seconds=_since(arrived),
+                    )
+        finally:
+            stream.cancel()  # after the end it does nothing
+
+
+def _since(start: float) -> float:
+    """Seconds since ``start``, rounded for the log."""
+    return round(time.monotonic() - start, 3)

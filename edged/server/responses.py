@@ -1,0 +1,70 @@
+"""The engine's messages as responses of ``Generate``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edged.v1 import inference_pb2, types_pb2
+
+if TYPE_CHECKING:
+    from edged.worker.messages import Finished, Started, Submit, Tokens
+
+_REASONS = {
+    "end_of_sequence": inference_pb2.FINISH_REASON_END_OF_SEQUENCE,
+    "stop_string": inference_pb2.FINISH_REASON_STOP_STRING,
+    "stop_token": inference_pb2.FINISH_REASON_STOP_TOKEN,
+    "length": inference_pb2.FINISH_REASON_LENGTH,
+}
+
+
+def started_response(message: Started, submit: Submit, model: str) -> inference_pb2.GenerateResponse:
+    """The first response: what the request was resolved to."""
+    sampling = submit.sampling
+    return inference_pb2.GenerateResponse(
+        started=inference_pb2.Started(
+            request_id=message.request_id,
+            prompt_tokens=message.prompt_tokens,
+            cached_tokens=message.cached_tokens,
+            sampling=types_pb2.Sampling(
+                temperature=sampling.temperature,
+                top_k=sampling.top_k,
+                top_p=sampling.top_p,
+                seed=sampling.seed,
+            ),
+            max_tokens=submit.stops.max_tokens,
+            model=model,
+        )
+    )
+
+
+def chunk_response(message: Tokens) -> inference_pb2.GenerateResponse:
+    """One step's text and tokens."""
+    return inference_pb2.GenerateResponse(
+        chunk=inference_pb2.Chunk(
+            text=message.text, token_ids=message.token_ids, step_seconds=message.step_seconds
+        )
+    )
+
+
+def finished_response(message: Finished) -> inference_pb2.GenerateResponse:
+    """The last response."""
+    timings = message.timings
+    return inference_pb2.GenerateResponse(
+        finished=inference_pb2.Finished(
+            reason=_REASONS[message.reason],
+            matched_stop=message.matched_stop,
+            matched_token_id=message.matched_token_id,
+            text=message.text,
+            usage=types_pb2.Usage(
+                prompt_tokens=message.prompt_tokens,
+                cached_tokens=message.cached_tokens,
+                generated_tokens=message.generated_tokens,
+            ),
+            timings=types_pb2.Timings(
+                queue_seconds=timings.queue,
+                prefill_seconds=timings.prefill,
+                decode_seconds=timings.decode,
+                steps=timings.steps,
+            ),
+        )
+    )

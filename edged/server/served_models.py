@@ -1,0 +1,200 @@
+"""What the daemon knows of each model: its tokenizer, chat template, defaults and limits. No weights."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edged.checkpoint.chat_template import ChatTemplate
+from edged.checkpoint.tokenizer import Tokenizer
+from edged.decoding.sampling import Sampling, resolve_sampling
+from edged.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
+from edged.server.errors import clip
+from edged.server.generation_defaults import GenerationDefaults
+from edged.server.validation import check_chat, check_prompt_length, check_text, check_token_ids
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edged.config import Config, ModelConfig
+    from edged.v1 import inference_pb2, types_pb2
+
+_THREADS = 2
+_NAME_SHOWN = 100
+
+
+@dataclass(frozen=True)
+class PromptTokens:
+    """A prompt as the engine takes it."""
+
+    token_ids: tuple[int, ...]
+    rendered: str = ""
+    """What a chat's template made."""
+
+
+class ServedModel:
+    """One model of the configuration.
+
+    Args:
+        config: Its part of the configuration.
+        tokenizer: Of the model folder.
+        template: Chat template of the model folder, if it has one.
+        defaults: From the model folder's configuration files.
+        threads: Where tokenizing and templates run.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        defaults: GenerationDefaults,
+        threads: ThreadPoolExecutor,
+    ) -> None:
+        self.name = config.name
+        self.context_length = config.context_length
+        self.vocabulary = defaults.vocabulary
+        self.eos_token_ids = defaults.eos_token_ids
+        self._sampling = defaults.sampling
+        self._tokenizer = tokenizer
+        self._template = template
+        self._threads = threads
+
+    @classmethod
+    def load(cls, config: ModelConfig, threads: ThreadPoolExecutor) -> ServedModel:
+        """Read the small files of a model folder.
+
+        Raises:
+            CheckpointError: One is missing or damaged.
+        """
+        return cls(
+            config,
+            Tokenizer.load(config.path),
+            ChatTemplate.load(config.path),
+            GenerationDefaults.load(config.path),
+            threads,
+        )
+
+    def resolve_sampling(self, sampling: types_pb2.Sampling) -> Sampling:
+        """Sampling parameters of a request, with the model's defaults where it is silent.
+
+        Raises:
+            InvalidArgumentError: A value is outside its range.
+        """
+        given = {field.name: value for field, value in sampling.ListFields()}
+        return resolve_sampling(**given, defaults=self._sampling, vocabulary=self.vocabulary)
+
+    async def read_prompt(
+        self,
+        request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest,
+        *,
+        add_special_tokens: bool = True,
+    ) -> PromptTokens:
+        """Token ids of a request's prompt, whatever its form.
+
+        Raises:
+            InvalidArgumentError: It is missing, empty, malformed or longer than the context.
+            FailedPreconditionError: It is a chat and the model has no template.
+        """
+        kind = request.WhichOneof("prompt")
+        loop = asyncio.get_running_loop()
+        if kind == "text":
+            check_text(request.text)
+            prompt = await loop.run_in_executor(self._threads, self._encode, request.text, add_special_tokens)
+        elif kind == "chat":
+            check_chat(request.chat)
+            prompt = await loop.run_in_executor(self._threads, self._encode_chat, request.chat)
+        elif kind == "token_ids":
+            prompt = PromptTokens(tuple(request.token_ids.ids))
+            check_token_ids(prompt.token_ids, self.vocabulary, "token_ids.ids")
+        else:
+            forms = "text or chat" if "token_ids" not in request.DESCRIPTOR.fields_by_name else ""
+            raise InvalidArgumentError(
+                f"the request has no prompt; set {forms or 'one of text, token_ids and chat'}", field="prompt"
+            )
+        check_prompt_length(len(prompt.token_ids), self.context_length, kind)
+        return prompt
+
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Text of token ids that have been checked."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._decode, tuple(token_ids), skip_special_tokens
+        )
+
+    def _encode(self, text: str, add_special_tokens: bool) -> PromptTokens:
+        return PromptTokens(tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens)))
+
+    def _encode_chat(self, chat: types_pb2.Chat) -> PromptTokens:
+        if self._template is None:
+            raise FailedPreconditionError(
+                f"model {self.name} has no chat template; send text, or add a chat_template to tokenizer_config.json in "
+                "the model folder",
+                field="chat",
+            )
+        messages = [
+            {
+                "role": message.role,
+                "content": message.content,
+                **({"name": message.name} if message.name else {}),
+            }
+            for message in chat.messages
+        ]
+        rendered = self._template.render(messages, continue_final_message=chat.continue_final_message)
+        # The template writes BOS itself.
+        return PromptTokens(tuple(self._tokenizer.encode(rendered, add_special_tokens=False)), rendered)
+
+    def _decode(self, token_ids: tuple[int, ...], skip_special_tokens: bool) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+class ServedModels:
+    """All models of the configuration.
+
+    Args:
+        config: The configuration.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._configs = config.models
+        self._default = config.default_model or config.models[0].name
+        self._models: dict[str, ServedModel] = {}
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")
+
+    @property
+    def loaded(self) -> bool:
+        """Whether every model's files have been read."""
+        return len(self._models) == len(self._configs)
+
+    def load(self) -> None:
+        """Read the small files of every model. May run in a thread.
+
+        Raises:
+            CheckpointError: A file is missing or damaged.
+        """
+        for config in self._configs:
+            self._models[config.name] = ServedModel.load(config, self._threads)
+
+    def find(self, name: str) -> ServedModel:
+        """The model of that name, or the default model for an empty one.
+
+        Raises:
+            NotFoundError: The configuration has none of that name.
+            UnavailableError: Its files are still being read.
+        """
+        wanted = name or self._default
+        model = self._models.get(wanted)
+        if model is not None:
+            return model
+        names = [config.name for config in self._configs]
+        if wanted in names:
+            raise UnavailableError(f"model {wanted} is loading; try again in a moment", retry_seconds=1.0)
+        raise NotFoundError(
+            f"there is no model {clip(wanted, _NAME_SHOWN)!r}; the configuration has {', '.join(names)}",
+            field="model",
+        )
+
+    def close(self) -> None:
+        """Let the threads go."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,140 @@
+"""The gRPC server: services, listeners and limits put together."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection
+
+from edged.server.control import Control
+from edged.server.health import INFERENCE, WHOLE_DAEMON, Health, model_service
+from edged.server.inference import Inference
+from edged.server.listeners import Listeners
+from edged.server.methods import service_handler
+from edged.server.served_models import ServedModels
+from edged.v1 import control_pb2, inference_pb2
+from edged.worker.state import State
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edged.config import Config, LimitsConfig
+    from edged.worker.messages import LedgerRow
+    from edged.worker.supervisor import Supervisor
+
+_STOP_SECONDS = 2.0
+_HEADER_BYTES = 16 * 1024
+
+
+class Server:
+    """Serves the public API.
+
+    Args:
+        config: The configuration.
+        supervisor: Runs the engine process.
+        ledger_rows: The static budget, for status.
+        budget: What the configuration allows, in bytes.
+    """
+
+    def __init__(
+        self, config: Config, supervisor: Supervisor, *, ledger_rows: Sequence[LedgerRow], budget: int
+    ) -> None:
+        self._config = config
+        self._supervisor = supervisor
+        self._ledger_rows = ledger_rows
+        self._budget = budget
+        self._listeners = Listeners(config.listen)
+        self._models = ServedModels(config)
+        self._health = Health(tuple(model.name for model in config.models))
+        self._server: grpc.aio.Server | None = None
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """What clients connect to."""
+        return self._listeners.addresses
+
+    def claim(self) -> None:
+        """Hold the places to listen at, before anything is loaded.
+
+        Raises:
+            ListenError: A place is in use, missing, forbidden or too long.
+        """
+        self._listeners.claim()
+
+    async def start(self) -> None:
+        """Answer calls. Until the models are loaded, GetStatus and health say so and Generate refuses.
+
+        Raises:
+            ListenError: A place cannot be bound.
+        """
+        server = grpc.aio.server(options=_options(self._config.limits))
+        self._listeners.bind(server)
+        inference = Inference(self._models, self._supervisor, self._config.limits)
+        control = Control(
+            self._config,
+            self._supervisor,
+            inference,
+            ledger_rows=self._ledger_rows,
+            budget=self._budget,
+            addresses=self.addresses,
+        )
+        services = [
+            (inference_pb2.DESCRIPTOR.services_by_name["Inference"], inference),
+            (control_pb2.DESCRIPTOR.services_by_name["Control"], control),
+            (health_pb2.DESCRIPTOR.services_by_name["Health"], self._health),
+        ]
+        server.add_generic_rpc_handlers(
+            tuple(service_handler(descriptor, servicer) for descriptor, servicer in services)
+        )
+        names = [descriptor.full_name for descriptor, _ in services]
+        reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
+        self._supervisor.subscribe(self.update_health)
+        await server.start()
+        self._server = server
+
+    async def load_models(self) -> None:
+        """Read tokenizers and templates, in a thread.
+
+        Raises:
+            CheckpointError: A model folder is damaged.
+        """
+        await asyncio.to_thread(self._models.load)
+        self.update_health()
+
+    def update_health(self, *_: object) -> None:
+        """Take the health from the supervisor's state."""
+        serving = self._supervisor.state is State.SERVING and self._models.loaded
+        statuses = {WHOLE_DAEMON: serving, INFERENCE: serving}
+        for model in self._config.models:
+            report = self._supervisor.models.get(model.name)
+            statuses[model_service(model.name)] = serving and report is not None and report.state == "ready"
+        self._health.set_serving(statuses)
+
+    async def stop(self) -> None:
+        """Stop answering: what is being sent is sent, then the places are given up."""
+        self._health.close()
+        if self._server is not None:
+            await self._server.stop(_STOP_SECONDS)
+        self._models.close()
+        self._listeners.close()
+
+
+def _options(limits: LimitsConfig) -> list[tuple[str, int]]:
+    """GRPC's own limits."""
+    return [
+        ("grpc.max_receive_message_length", limits.message_size),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_concurrent_streams", limits.concurrent_streams),
+        ("grpc.max_metadata_size", _HEADER_BYTES),
+        # With it, several daemons could share a port, each with a part of the clients.
+        ("grpc.so_reuseport", 0),
+        # A client that is gone without a word (a radio link, a suspended laptop) is noticed within half a minute.
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]

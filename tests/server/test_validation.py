@@ -1,0 +1,128 @@
+"""Every check of a request: what passes, and what a refusal says."""
+
+from __future__ import annotations
+
+import pytest
+
+from edged.config import LimitsConfig
+from edged.errors import InvalidArgumentError
+from edged.server import validation
+from edged.v1.types_pb2 import Chat, ChatMessage, Stops
+
+LIMITS = LimitsConfig()
+
+
+def resolve(stops: Stops, **changes):
+    options = {
+        "limits": LIMITS,
+        "prompt_tokens": 100,
+        "context_length": 4096,
+        "vocabulary": 49152,
+        "eos_token_ids": (2,),
+    }
+    return validation.resolve_stops(stops, **{**options, **changes})
+
+
+def refused(check, *arguments, **options) -> InvalidArgumentError:
+    with pytest.raises(InvalidArgumentError) as caught:
+        check(*arguments, **options)
+    return caught.value
+
+
+def test_silent_stops_take_all_that_the_context_leaves_and_the_models_end():
+    stops = resolve(Stops())
+    assert stops.max_tokens == 3996
+    assert stops.token_ids == stops.eos_token_ids == (2,)
+
+
+def test_ignore_eos_leaves_the_requests_own_ids():
+    stops = resolve(Stops(ignore_eos=True, token_ids=[7, 7, 9]))
+    assert stops.token_ids == (7, 9)
+    assert stops.eos_token_ids == ()
+
+
+def test_own_ids_come_beside_the_models_end():
+    stops = resolve(Stops(token_ids=[7, 2]))
+    assert set(stops.token_ids) == {2, 7}
+    assert stops.eos_token_ids == (2,)
+
+
+def test_max_tokens_that_just_fits():
+    assert resolve(Stops(max_tokens=3996)).max_tokens == 3996
+
+
+def test_max_tokens_that_does_not_fit_says_all_numbers():
+    error = refused(resolve, Stops(max_tokens=3997))
+    assert error.field == "stops.max_tokens"
+    for number in ("3997", "100", "3996", "4096"):
+        assert number in error.message
+
+
+def test_max_tokens_zero():
+    assert "at least 1" in refused(resolve, Stops(max_tokens=0)).message
+
+
+def test_too_many_stop_strings():
+    error = refused(resolve, Stops(strings=["x"] * 10_000))
+    assert "10000" in error.message
+    assert "16" in error.message
+    assert error.field == "stops.strings"
+
+
+def test_long_and_empty_stop_strings():
+    assert resolve(Stops(strings=["é" * 512])).strings == ("é" * 512,)
+    error = refused(resolve, Stops(strings=["ok", "é" * 513]))
+    assert error.field == "stops.strings[1]"
+    assert "1026 bytes" in error.message
+    assert refused(resolve, Stops(strings=[""])).field == "stops.strings[0]"
+
+
+def test_stop_ids_outside_the_vocabulary_and_too_many():
+    assert refused(resolve, Stops(token_ids=[1, 49152])).field == "stops.token_ids[1]"
+    assert "65" in refused(resolve, Stops(token_ids=range(65))).message
+
+
+def test_token_ids():
+    validation.check_token_ids([0, 49151], 49152, "token_ids.ids")
+    error = refused(validation.check_token_ids, [5, 49152, 70000], 49152, "token_ids.ids")
+    assert error.field == "token_ids.ids[1]"
+    assert "49152" in error.message
+    assert "49151" in error.message
+
+
+def test_prompt_length():
+    validation.check_prompt_length(4095, 4096, "text")
+    for tokens in (4096, 5000):
+        error = refused(validation.check_prompt_length, tokens, 4096, "text")
+        assert str(tokens) in error.message
+        assert "4096" in error.message
+        assert "4095" in error.message
+    assert "no tokens" in refused(validation.check_prompt_length, 0, 4096, "token_ids").message
+
+
+def test_empty_text():
+    assert refused(validation.check_text, "").field == "text"
+
+
+def test_priority():
+    validation.check_priority(-100)
+    validation.check_priority(100)
+    assert "101" in refused(validation.check_priority, 101).message
+
+
+def test_chat():
+    user, assistant = ChatMessage(role="user", content="Hi"), ChatMessage(role="assistant", content="Well")
+    validation.check_chat(Chat(messages=[user]))
+    validation.check_chat(Chat(messages=[user, assistant], continue_final_message=True))
+    assert "empty" in refused(validation.check_chat, Chat()).message
+    error = refused(validation.check_chat, Chat(messages=[user, ChatMessage(role="robot")]))
+    assert error.field == "chat.messages[1].role"
+    assert "'robot'" in error.message
+    assert "assistant" in error.message
+    error = refused(validation.check_chat, Chat(messages=[user], continue_final_message=True))
+    assert error.field == "chat.continue_final_message"
+
+
+def test_a_huge_role_is_not_echoed():
+    error = refused(validation.check_chat, Chat(messages=[ChatMessage(role="x" * 1_000_000)]))
+    assert len(error.message) < 300
