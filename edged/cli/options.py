@@ -1,0 +1,143 @@
+"""Options that several commands share, and what their texts mean."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Annotated
+
+import typer
+
+from edged.units import parse_duration
+
+_WAIT_HELP = "Wait this long for the daemon to serve, also if it is not there yet; such as 60s or 2min."
+
+
+def duration(text: str | float) -> float:
+    """Seconds of ``60``, ``60s``, ``2min``; a number, which Typer hands over for a default, stays as it is.
+
+    Raises:
+        typer.BadParameter: It is none.
+    """
+    if isinstance(text, float):
+        return text
+    if re.fullmatch(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", text.strip()):
+        return float(text)
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is no duration; write {error}") from None
+
+
+AddressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        "-a",
+        envvar="EDGED_ADDRESS",
+        metavar="ADDRESS",
+        help="Where the daemon is: unix:PATH, a path, or HOST:PORT. Default: the daemon's default unix socket.",
+        show_default=False,
+    ),
+]
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="NAME",
+        help="Model by its name; the default one otherwise.",
+        show_default=False,
+    ),
+]
+WaitOption = Annotated[
+    float | None,
+    typer.Option("--wait", metavar="DURATION", parser=duration, help=_WAIT_HELP, show_default=False),
+]
+TimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="DURATION",
+        parser=duration,
+        help="Give up after this long, such as 30s; the daemon stops the work.",
+        show_default=False,
+    ),
+]
+SystemOption = Annotated[
+    str | None,
+    typer.Option("--system", metavar="TEXT", help="System message that opens the chat.", show_default=False),
+]
+MaxTokensOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens",
+        "-n",
+        metavar="N",
+        help="Most tokens to generate; all that the context leaves otherwise.",
+        show_default=False,
+    ),
+]
+TemperatureOption = Annotated[
+    float | None,
+    typer.Option(
+        "--temperature",
+        "-t",
+        metavar="X",
+        help="0 takes the likeliest token; the model's own default otherwise.",
+        show_default=False,
+    ),
+]
+TopKOption = Annotated[
+    int | None,
+    typer.Option("--top-k", metavar="K", help="Draw from the K likeliest tokens.", show_default=False),
+]
+TopPOption = Annotated[
+    float | None,
+    typer.Option(
+        "--top-p", metavar="P", help="Draw from the likeliest tokens that make up P.", show_default=False
+    ),
+]
+SeedOption = Annotated[
+    int | None,
+    typer.Option("--seed", metavar="N", help="The same seed gives the same text.", show_default=False),
+]
+StopOption = Annotated[
+    list[str],
+    typer.Option(
+        "--stop",
+        metavar="TEXT",
+        help="End the answer before this text; may be given several times. \\n, \\t, \\r and \\\\ are read.",
+        show_default=False,
+    ),
+]
+
+_ESCAPES = {"\\n": "\n", "\\t": "\t", "\\r": "\r", "\\\\": "\\"}
+
+
+def unescape(text: str) -> str:
+    r"""Text with ``\n``, ``\t``, ``\r`` and ``\\`` replaced by what they mean."""
+    return re.sub(r"\\[ntr\\]", lambda match: _ESCAPES[match[0]], text)
+
+
+def read_prompt(argument: str) -> str:
+    """The prompt: the argument itself, or standard input for ``-``, less one newline at its end.
+
+    Raises:
+        typer.BadParameter: It is no UTF-8.
+    """
+    if argument != "-":
+        # Python hands bytes of the command line that are no UTF-8 over as lone surrogates.
+        if any("\ud800" <= character <= "\udfff" for character in argument):
+            raise typer.BadParameter("the text is no UTF-8; convert it, or set a UTF-8 locale")
+        return argument
+    if sys.stdin.isatty():
+        sys.stderr.write("Type the text, then Ctrl-D on a line of its own.\n")
+    data = sys.stdin.buffer.read()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(
+            f"standard input is no UTF-8: byte 0x{data[error.start]:02X} at offset {error.start}"
+        ) from None
+    return text.removesuffix("\n").removesuffix("\r")

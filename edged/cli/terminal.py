@@ -1,0 +1,65 @@
+"""What reaches the terminal: plain text when it is none, and no control characters from a model when it is one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_WIDE = 10_000
+"""Columns when the output is no terminal: nothing may be cut or wrapped in a pipe or a file."""
+
+# C0 and C1 controls but tab and newline: a model's text must not move the cursor, set the title or answer queries.
+_CONTROLS: Mapping[int, str] = {
+    code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"
+}
+
+
+def prepare_streams() -> None:
+    """Let characters that the terminal's encoding lacks become ``?`` instead of an exception."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def console(stream: TextIO | None = None) -> Console:
+    """A console for tables; on standard output by default. Text is taken literally, never as markup."""
+    stream = sys.stdout if stream is None else stream
+    width = None if stream.isatty() else _WIDE
+    return Console(file=stream, width=width, markup=False, emoji=False, highlight=False, soft_wrap=False)
+
+
+def write_text(text: str) -> None:
+    """Write a model's text at once."""
+    sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def visible(text: str) -> str:
+    """Text with control characters made visible; tabs and newlines stay."""
+    return text.translate(_CONTROLS)
+
+
+def say_error(message: str) -> None:
+    """One message on standard error."""
+    sys.stderr.write(f"edgectl: {visible(message)}\n")
+    sys.stderr.flush()
+
+
+def note(message: str) -> None:
+    """A line on standard error beside the output, dim on a terminal."""
+    style = sys.stderr.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    sys.stderr.write(f"\x1b[2m{visible(message)}\x1b[0m\n" if style else f"{visible(message)}\n")
+    sys.stderr.flush()
+
+
+def detach_stdout() -> None:
+    """Point standard output at nothing: its reader is gone, and the interpreter flushes it once more at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
