@@ -1,0 +1,1 @@
+"""Attention of prefill chunks over pages: dense, and sparse over the pages that block selection chose."""

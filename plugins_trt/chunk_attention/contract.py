@@ -1,0 +1,168 @@
+"""What chunk attention takes, the sizes it derives from it, and its refusals."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from plugins_trt.chunk_selection.contract import bitmap_words, ceil_div, check_chain, check_queries
+from plugins_trt.contract import (
+    ELEMENT_BYTES,
+    Batch,
+    DeviceArray,
+    LaunchError,
+    check_array,
+    check_at_least,
+)
+
+if TYPE_CHECKING:
+    from plugins_trt.arena import Arena
+
+ALWAYS = (1 << 31) - 1
+"""A `dense_below` that no position reaches."""
+
+DENSE_ROWS = 128
+"""(token, head) pairs of a tile of dense attention."""
+
+_MAX_SPLITS = 16
+_SPLIT_PAGES = 8  # pages that make a split worth its part
+
+
+@dataclass(frozen=True)
+class DensePlan:
+    """How one bucket of dense attention is cut, and its device memory. Depends on sizes alone."""
+
+    tiles: int  # thread blocks along the tokens
+    splits: int  # shares of the context
+    parts_bytes: int  # [splits, T, H, D] float32
+    logs_bytes: int  # [splits, T, H] float32
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of both arrays, the parts first; 0 without splits."""
+        return self.parts_bytes + self.logs_bytes
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        tokens: int,
+        sequences: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        max_pages: int,
+        multiprocessors: int,
+    ) -> DensePlan:
+        """Cuts a bucket for a device of `multiprocessors`; two thread blocks fit each.
+
+        Raises:
+            LaunchError: naming a size that is not positive.
+        """
+        for name, value in (
+            ("tokens", tokens),
+            ("sequences", sequences),
+            ("max_pages", max_pages),
+            ("multiprocessors", multiprocessors),
+        ):
+            check_at_least(name, value, 1)
+        tile_tokens = DENSE_ROWS // (heads // kv_heads)
+        full = ceil_div(tokens, tile_tokens) * kv_heads
+        splits = max(1, min(_MAX_SPLITS, 2 * multiprocessors // full, max_pages // _SPLIT_PAGES))
+        rows = splits * tokens * heads if splits > 1 else 0
+        return cls(
+            tiles=tokens // tile_tokens + sequences + 1,
+            splits=splits,
+            parts_bytes=ceil_div(rows * head_dim * 4, 256) * 256,
+            logs_bytes=ceil_div(rows * 4, 256) * 256,
+        )
+
+
+def workspace_bytes(
+    *,
+    tokens: int,
+    sequences: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    max_pages: int,
+    multiprocessors: int,
+) -> int:
+    """Bytes that dense attention over a bucket of `tokens` needs while it runs; sparse attention needs none."""
+    return DensePlan.of(
+        tokens=tokens,
+        sequences=sequences,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_pages=max_pages,
+        multiprocessors=multiprocessors,
+    ).workspace_bytes
+
+
+@dataclass(frozen=True)
+class ChunkAttention:
+    """The arguments of one attention, dense, sparse or both.
+
+    A query at position i attends to everything before it while i + 1 < `dense_below`, and to the blocks that
+    `chosen` names from there on. Each kind writes its own rows; both write zeros to padding.
+    """
+
+    batch: Batch
+    arena: Arena
+    layer: int
+    q: DeviceArray  # [T, H, D]
+    out: DeviceArray  # [T, H, D]
+    dense_below: int = ALWAYS
+    chosen: DeviceArray | None = None  # int32 or uint32 [kv_heads, T, ceil(max_pages / 32)]
+    workspace: DeviceArray | None = None  # for dense attention, at least workspace_bytes
+    scale: float | None = None  # of the scores; 1 / sqrt(D) when None
+
+    def __post_init__(self) -> None:
+        """Checks everything that sizes and dtypes can tell."""
+        check_chain(self.batch)
+        check_queries("q", self.q, self.arena, self.batch.tokens)
+        check_queries("out", self.out, self.arena, self.batch.tokens)
+        if self.out.shape != self.q.shape:
+            raise LaunchError(f"out: shape {self.out.shape}, must be that of q {self.q.shape}")
+        check_at_least("layer", self.layer, 0)
+        check_at_least("dense_below", self.dense_below, 0)
+        if self.dense_below > ALWAYS:
+            raise LaunchError(f"dense_below: {self.dense_below}, must be at most {ALWAYS}")
+        if self.chosen is not None:
+            shape = (self.arena.kv_heads, self.batch.tokens, bitmap_words(self.batch.max_pages))
+            check_array("chosen", self.chosen, ("int32", "uint32"), shape, alignment=4)
+        if self.scale is not None and not (self.scale > 0.0 and math.isfinite(self.scale)):
+            raise LaunchError(f"scale: {self.scale}, must be positive and finite")
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        return self.q.shape[1]
+
+    def dense_plan(self, multiprocessors: int) -> DensePlan:
+        """How dense attention over this bucket is cut on a device of `multiprocessors`.
+
+        Raises:
+            LaunchError: naming `workspace` when it is missing or too small.
+        """
+        plan = DensePlan.of(
+            tokens=self.batch.tokens,
+            sequences=self.batch.sequences,
+            heads=self.heads,
+            kv_heads=self.arena.kv_heads,
+            head_dim=self.arena.head_dim,
+            max_pages=self.batch.max_pages,
+            multiprocessors=multiprocessors,
+        )
+        if plan.workspace_bytes == 0:
+            return plan
+        if self.workspace is None or self.workspace.pointer == 0 or self.workspace.pointer % 16:
+            raise LaunchError(
+                f"workspace: this bucket needs {plan.workspace_bytes} bytes that begin at a multiple of 16"
+            )
+        size = math.prod(self.workspace.shape) * ELEMENT_BYTES.get(self.workspace.dtype, 1)
+        if size < plan.workspace_bytes:
+            raise LaunchError(f"workspace: {size} bytes, this bucket needs {plan.workspace_bytes}")
+        return plan

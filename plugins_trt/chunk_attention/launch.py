@@ -1,0 +1,182 @@
+"""Launches chunk attention on raw pointers."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from plugins_trt.arena import Pool
+from plugins_trt.chunk_attention.contract import DENSE_ROWS, ChunkAttention
+from plugins_trt.chunk_selection.contract import bitmap_words, ceil_div, row_stride
+from plugins_trt.contract import BLOCK, KERNEL_DTYPES, Batch, LaunchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_POOLS = Batch.FORMAT + 2 * Pool.FORMAT
+_DENSE_FORMAT = _POOLS + "PPPPqqiiiifi"
+_SPARSE_FORMAT = _POOLS + "PPPqqiiiifi"
+_DENSE_THREADS, _SPARSE_THREADS = 128, 256
+_WARPS = 8  # of a block of sparse attention
+_LOG2E = 1.4426950408889634
+
+# (warps a token, bytes of all rings) of the variants of the sparse kernel, as instantiated in sparse.cu.
+_SPARSE = {
+    128: {
+        "wide_1": (1, 8 * 3 * 32 * 256),
+        "narrow_1": (1, 8 * 2 * 16 * 256),
+        "split_4": (4, 8 * 3 * 16 * 256),
+    },
+    64: {
+        "wide_1": (1, 8 * 4 * 32 * 128),
+        "narrow_1": (1, 8 * 3 * 16 * 128),
+        "split_4": (4, 8 * 3 * 32 * 128),
+    },
+}
+_MAX_WORDS = 256  # of a bitmap: 8192 pages
+
+
+class _Attention:
+    """What the dense and the sparse launcher know of the device and the layout."""
+
+    def __init__(
+        self,
+        function: Callable[[str, int], Any],
+        *,
+        multiprocessors: int,
+        shared_bytes: int,
+        dtype: str,
+        head_dim: int,
+    ) -> None:
+        """Finds the kernels.
+
+        Args:
+            function: finds a compiled kernel of this package by name and raises its limit of dynamic shared
+                memory to the bytes given; what it returns launches as PyCUDA's functions do.
+            multiprocessors: of the device.
+            shared_bytes: of shared memory that a block may have.
+            dtype: "float16" or "bfloat16".
+            head_dim: 64 or 128.
+        """
+        self.multiprocessors = multiprocessors
+        self.shared_bytes = shared_bytes
+        self.head_dim = head_dim
+        self.layout = f"{KERNEL_DTYPES[dtype]}_{head_dim}"
+        self._prepare(function)
+
+    def _prepare(self, function: Callable[[str, int], Any]) -> None:
+        raise NotImplementedError
+
+
+class DenseChunkAttention(_Attention):
+    """Dense attention of the queries below `dense_below`."""
+
+    def _prepare(self, function: Callable[[str, int], Any]) -> None:
+        self._shared = (DENSE_ROWS + 4 * BLOCK) * self.head_dim * 2
+        self._whole = function(f"chunk_dense_{self.layout}", self._shared).prepare(_DENSE_FORMAT)
+        self._split = function(f"chunk_dense_split_{self.layout}", self._shared).prepare(_DENSE_FORMAT)
+        self._combine = function(f"chunk_combine_{self.layout}", 0).prepare(_DENSE_FORMAT)
+
+    def __call__(self, args: ChunkAttention, stream: Any = None) -> None:  # noqa: ANN401 -- PyCUDA is untyped
+        """Enqueues dense attention.
+
+        Raises:
+            LaunchError: naming the argument, before anything runs.
+        """
+        plan = args.dense_plan(self.multiprocessors)
+        workspace = args.workspace.pointer if args.workspace is not None else 0
+        packed = (
+            *args.batch.pack(),
+            *args.arena.pack(args.layer)[:6],
+            args.q.pointer,
+            args.out.pointer,
+            workspace,
+            workspace + plan.parts_bytes,
+            row_stride(args.q),
+            row_stride(args.out),
+            args.heads,
+            args.arena.kv_heads,
+            args.dense_below,
+            plan.splits,
+            _scale(args) * _LOG2E,
+            0,
+        )
+        kernel = self._whole if plan.splits == 1 else self._split
+        kernel.prepared_async_call(
+            (plan.tiles, args.arena.kv_heads, plan.splits),
+            (_DENSE_THREADS, 1, 1),
+            stream,
+            *packed,
+            shared_size=self._shared,
+        )
+        if plan.splits > 1:
+            rows = _DENSE_THREADS // 32
+            grid = (ceil_div(args.batch.tokens * args.heads, rows), 1, 1)
+            self._combine.prepared_async_call(grid, (_DENSE_THREADS, 1, 1), stream, *packed)
+
+
+class SparseChunkAttention(_Attention):
+    """Sparse attention of the queries from `dense_below` on."""
+
+    def _prepare(self, function: Callable[[str, int], Any]) -> None:
+        self._kernels = {}
+        for variant, (split, rings) in _SPARSE[self.head_dim].items():
+            most = rings + (_WARPS // split + 1) * _MAX_WORDS * 4
+            if most <= self.shared_bytes:
+                name = f"chunk_sparse_{variant}_{self.layout}"
+                self._kernels[variant] = function(name, most).prepare(_SPARSE_FORMAT)
+
+    def __call__(
+        self,
+        args: ChunkAttention,
+        stream: Any = None,  # noqa: ANN401
+        variant: str | None = None,
+    ) -> None:
+        """Enqueues sparse attention.
+
+        Args:
+            args: with `chosen`.
+            stream: None is the default stream.
+            variant: of the kernel, for measurements; None takes the one that suits the bucket and the device.
+
+        Raises:
+            LaunchError: naming the argument, before anything runs.
+        """
+        if args.chosen is None:
+            raise LaunchError("chosen: missing, sparse attention needs the bitmap of block selection")
+        variant = self._variant(args) if variant is None else variant
+        split, rings = _SPARSE[self.head_dim][variant]
+        tokens = _WARPS // split
+        words = bitmap_words(args.batch.max_pages)
+        packed = (
+            *args.batch.pack(),
+            *args.arena.pack(args.layer)[:6],
+            args.chosen.pointer,
+            args.q.pointer,
+            args.out.pointer,
+            row_stride(args.q),
+            row_stride(args.out),
+            args.heads,
+            args.arena.kv_heads,
+            words,
+            args.dense_below,
+            _scale(args) * _LOG2E,
+            0,
+        )
+        self._kernels[variant].prepared_async_call(
+            (args.batch.tokens // tokens + args.batch.sequences + 1, args.arena.kv_heads, 1),
+            (_SPARSE_THREADS, 1, 1),
+            stream,
+            *packed,
+            shared_size=rings + (tokens + 1) * words * 4,
+        )
+
+    def _variant(self, args: ChunkAttention) -> str:
+        """Several warps a token while a warp a token would leave multiprocessors idle."""
+        if ceil_div(args.batch.tokens, _WARPS) * args.arena.kv_heads < self.multiprocessors:
+            return "split_4"
+        return "wide_1" if "wide_1" in self._kernels else "narrow_1"
+
+
+def _scale(args: ChunkAttention) -> float:
+    return 1.0 / math.sqrt(args.arena.head_dim) if args.scale is None else args.scale

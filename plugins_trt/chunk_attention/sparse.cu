@@ -1,0 +1,359 @@
+// Sparse attention of prefill chunks: each token attends to the pages that its own bitmap names.
+//
+// A block of eight warps takes eight neighbouring tokens (or fewer, with several warps a token when the bucket is
+// small) and one KV head; the rows of a warp's MMA tile are the heads of one token. Neighbours agree on much: the
+// first and the local blocks always, the others often. What at least `kVotes` of the eight chose is read once for
+// all of them, into tiles that the block shares; the rest each warp reads for itself, through a ring of its own
+// that no other warp waits for. A warp carries one running softmax through both.
+#include "tile.cuh"
+
+struct SparseArguments {
+    Batch batch;
+    Pool keys;
+    Pool values;
+    const u32* chosen;  // [kv_heads, T, words], bit b % 32 of word b / 32: block b
+    const u16* q;       // [T, H, kDim]
+    u16* out;           // [T, H, kDim]
+    i64 q_stride;       // elements from a token to the next
+    i64 out_stride;
+    i32 heads;
+    i32 kv_heads;
+    i32 words;
+    i32 dense_below;  // a token at position i takes part when i + 1 >= dense_below
+    float scale;      // of the scores, times log2 e
+    i32 unused;
+};
+
+// Walks the set bits of `mine[w] & ~without[w]`, from the lowest.
+struct Blocks {
+    const u32* mine;
+    const u32* without;
+    int words;
+    int at;
+    u32 word;
+
+    __device__ __forceinline__ void start(const u32* mine_, const u32* without_, int words_) {
+        mine = mine_;
+        without = without_;
+        words = words_;
+        at = -1;
+        word = 0;
+    }
+    __device__ __forceinline__ int next() {
+        while (word == 0) {
+            if (++at >= words) {
+                at = words;
+                return -1;
+            }
+            word = mine[at];
+            if (without != nullptr) word &= ~without[at];
+        }
+        int block = at * 32 + __ffs((int)word) - 1;
+        word &= word - 1;
+        return block;
+    }
+    __device__ __forceinline__ int next_of(int stride) {
+        int block = next();
+        for (int i = 1; i < stride && block >= 0; ++i) next();
+        return block;
+    }
+};
+
+// kWarps warps, kSplit of them a token; a warp's ring holds kSlots tiles of kSlotKeys keys or values.
+template <typename E, int kDim, int kSplit, int kSlotKeys, int kSlots>
+__device__ __forceinline__ void sparse_chunk(const SparseArguments& args) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    constexpr int kWarps = 8, kThreads = kWarps * 32, kTokens = kWarps / kSplit;
+    constexpr u32 kSlotBytes = kSlotKeys * kDim * 2;
+    constexpr u32 kRingBytes = kSlots * kSlotBytes;
+    constexpr u32 kTileBytes = kPage * kDim * 2;
+    constexpr int kStages = (int)(kWarps * kRingBytes / (2 * kTileBytes));  // shared pages of keys and values
+    static_assert(kSplit > 1 || kStages >= 2, "the shared pages need two stages");
+    static_assert(kRingBytes >= 16 * kDim * 2 && kRingBytes >= kTileBytes / 8, "a ring stages a token's output");
+    u32* own = reinterpret_cast<u32*>(memory + kWarps * kRingBytes);  // [kTokens, words]
+    u32* together = own + kTokens * args.words;                       // [words]
+
+    const int thread = (int)threadIdx.x, warp = thread >> 5, lane = thread & 31;
+    const int head = (int)blockIdx.y, group = args.heads / args.kv_heads;
+    const Tile tile = find_tile(args.batch, (int)blockIdx.x, kTokens);
+    if (tile.count == 0) return;
+    if (tile.sequence < 0) {
+        zero_rows<kDim>(args.out, args.out_stride, tile.first, tile.count, head, group, thread, kThreads);
+        return;
+    }
+    const int first_position = args.batch.positions[tile.first];
+    const int last_position = first_position + tile.count - 1;
+    if (last_position + 1 < args.dense_below) return;
+
+    const int slot_token = warp / kSplit;
+    const int position = first_position + slot_token;
+    const bool active = slot_token < tile.count && position + 1 >= args.dense_below;
+    const int words = last_position / kPage / 32 + 1;
+
+    // Bitmaps of the tile's tokens; blocks after a token's own are dropped whatever the bitmap says.
+    for (int i = thread; i < kTokens * words; i += kThreads) {
+        int token = i / words, word = i % words;
+        u32 bits = 0;
+        int last = (first_position + token) / kPage;
+        if (token < tile.count && first_position + token + 1 >= args.dense_below && word <= last / 32) {
+            bits = args.chosen[((i64)head * args.batch.tokens + tile.first + token) * args.words + word];
+            if (word == last / 32) bits &= 0xffffffffu >> (31 - last % 32);
+        }
+        own[token * words + word] = bits;
+    }
+    __syncthreads();
+    if (kSplit == 1) {
+        for (int word = thread; word < words; word += kThreads) {
+            u32 ones = 0, twos = 0, fours = 0;  // votes of each block, a bit-sliced count that stays at 4 and above
+#pragma unroll
+            for (int token = 0; token < kTokens; ++token) {
+                u32 bits = own[token * words + word];
+                u32 carry = ones & bits;
+                ones ^= bits;
+                u32 carry2 = twos & carry;
+                twos ^= carry;
+                fours |= carry2;
+            }
+            together[word] = fours | (twos & ones);  // at least 3
+        }
+        __syncthreads();
+    }
+
+    u32 q[kDim / 16][4];
+    {
+        const u16* rows = args.q + (i64)(tile.first + (active ? slot_token : 0)) * args.q_stride + head * group * kDim;
+        const int row = lane >> 2, column = (lane & 3) * 2;
+        const bool low = active && row < group, high = active && row + 8 < group;
+        const u32* low_row = reinterpret_cast<const u32*>(rows + (low ? row : 0) * kDim + column);
+        const u32* high_row = reinterpret_cast<const u32*>(rows + (high ? row + 8 : 0) * kDim + column);
+#pragma unroll
+        for (int step = 0; step < kDim / 16; ++step) {
+            q[step][0] = low ? low_row[step * 8] : 0u;
+            q[step][1] = high ? high_row[step * 8] : 0u;
+            q[step][2] = low ? low_row[step * 8 + 4] : 0u;
+            q[step][3] = high ? high_row[step * 8 + 4] : 0u;
+        }
+    }
+    float o[kDim / 8][4];
+    Softmax softmax;
+    softmax.clear();
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[n][i] = 0.0f;
+
+    const int* table = args.batch.table(tile.sequence);
+    const u16* key_base = args.keys.base + (i64)head * args.keys.head_stride;
+    const u16* value_base = args.values.base + (i64)head * args.values.head_stride;
+    const u32 rings = shared_address(memory);
+
+    // Weights of the keys `first_key` .. of a tile of keys in shared memory.
+    auto weigh = [&](auto& p, u32 keys, int row, int first_key) {
+        constexpr int kTiles = (int)(sizeof(p) / sizeof(p[0]));
+        float s[kTiles][4];
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) s[n][i] = 0.0f;
+#pragma unroll
+        for (int step = 0; step < kDim / 16; ++step)
+#pragma unroll
+            for (int n = 0; n < kTiles / 2; ++n) {
+                u32 b[4];
+                load_columns<kDim>(b, keys, row + n * 16, step);
+                E::mma(s[n * 2], q[step][0], q[step][1], q[step][2], q[step][3], b[0], b[1]);
+                E::mma(s[n * 2 + 1], q[step][0], q[step][1], q[step][2], q[step][3], b[2], b[3]);
+            }
+        if (first_key + kTiles * 8 - 1 > position) {
+            const int key = first_key + (lane & 3) * 2;
+#pragma unroll
+            for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    if (key + n * 8 + (i & 1) > position) s[n][i] = -kInfinity;
+        }
+        softmax.template update<E>(s, p, o, args.scale);
+    };
+
+    // Blocks that several of the tile's tokens chose.
+    if constexpr (kSplit == 1) {
+        Blocks ahead, now;
+        ahead.start(together, nullptr, words);
+        now.start(together, nullptr, words);
+        int block = ahead.next();
+        int page = block >= 0 ? table[block] : 0;
+        auto load_next = [&](int stage) {
+            if (block >= 0) {
+                u32 destination = rings + (u32)stage * 2 * kTileBytes;
+                int valid = tile.stored - block * kPage;
+                copy_rows<kDim, kPage, kThreads>(destination, key_base + page * args.keys.page_stride, valid, thread);
+                copy_rows<kDim, kPage, kThreads>(destination + kTileBytes, value_base + page * args.values.page_stride,
+                                                 valid, thread);
+                block = ahead.next();
+                page = block >= 0 ? table[block] : 0;
+            }
+            copy_commit();
+        };
+#pragma unroll 1
+        for (int stage = 0; stage < kStages - 1; ++stage) load_next(stage);
+        int stage = 0;
+#pragma unroll 1
+        for (int current = now.next(); current >= 0; current = now.next()) {
+            copy_wait<kStages - 2>();
+            __syncthreads();
+            load_next(stage == 0 ? kStages - 1 : stage - 1);
+            if (own[slot_token * words + (current >> 5)] >> (current & 31) & 1u) {
+                const u32 keys = rings + (u32)stage * 2 * kTileBytes;
+                u32 p[8][2];
+                weigh(p, keys, 0, current * kPage);
+                add_values<E, kDim, kPage>(o, p, keys + kTileBytes, 0);
+            }
+            stage = stage + 1 == kStages ? 0 : stage + 1;
+        }
+        copy_wait<0>();
+        __syncthreads();
+    }
+
+    // Blocks of this warp's token alone: units of kSlotKeys keys, then their values, through the warp's ring.
+    {
+        const u32 ring = rings + (u32)warp * kRingBytes;
+        const u32* mine = own + slot_token * words;
+        const u32* without = kSplit == 1 ? together : nullptr;
+        Blocks ahead, now;
+        ahead.start(mine, without, words);
+        now.start(mine, without, words);
+        for (int i = 0; i < warp % kSplit; ++i) {
+            ahead.next();
+            now.next();
+        }
+        int block = ahead.next_of(kSplit);
+        int page = block >= 0 ? table[block] : 0;
+        int next_block = ahead.next_of(kSplit);
+        int next_page = next_block >= 0 ? table[next_block] : 0;
+        int unit = 0;  // of the block: keys 0, values 0, keys 1, ...
+        int free_slot = 0;
+        auto load_next = [&]() {
+            if (block >= 0) {
+                const int row = (unit >> 1) * kSlotKeys;
+                const bool is_values = unit & 1;
+                const u16* rows = is_values ? value_base + page * args.values.page_stride
+                                            : key_base + page * args.keys.page_stride;
+                copy_rows<kDim, kSlotKeys, 32>(ring + (u32)free_slot * kSlotBytes, rows + row * kDim,
+                                               tile.stored - block * kPage - row, lane);
+                if (++unit == 2 * kPage / kSlotKeys) {
+                    unit = 0;
+                    block = next_block;
+                    page = next_page;
+                    next_block = ahead.next_of(kSplit);
+                    next_page = next_block >= 0 ? table[next_block] : 0;
+                }
+            }
+            copy_commit();
+            free_slot = free_slot + 1 == kSlots ? 0 : free_slot + 1;
+        };
+#pragma unroll 1
+        for (int i = 0; i < kSlots - 1; ++i) load_next();
+        int slot = 0;
+#pragma unroll 1
+        for (int current = now.next_of(kSplit); current >= 0; current = now.next_of(kSplit)) {
+#pragma unroll 1
+            for (int part = 0; part < kPage / kSlotKeys; ++part) {
+                u32 p[kSlotKeys / 8][2];
+                __syncwarp();
+                load_next();
+                copy_wait<kSlots - 1>();
+                __syncwarp();
+                weigh(p, ring + (u32)slot * kSlotBytes, 0, current * kPage + part * kSlotKeys);
+                slot = slot + 1 == kSlots ? 0 : slot + 1;
+                __syncwarp();
+                load_next();
+                copy_wait<kSlots - 1>();
+                __syncwarp();
+                add_values<E, kDim, kSlotKeys>(o, p, ring + (u32)slot * kSlotBytes, 0);
+                slot = slot + 1 == kSlots ? 0 : slot + 1;
+            }
+        }
+        copy_wait<0>();
+        __syncwarp();
+    }
+
+    softmax.finish();
+    if constexpr (kSplit > 1) {
+        // The warps of a token join their parts, each of them a share of the columns.
+        __syncthreads();
+        float* parts = reinterpret_cast<float*>(memory);  // [kWarps, 16, kDim + 4]
+        float* states = parts + kWarps * 16 * (kDim + 4);  // [kWarps, 16, 2]
+        static_assert(kWarps * 16 * (kDim + 4 + 2) * 4 <= kWarps * kRingBytes || kSplit == 1, "the parts fit the rings");
+        const int row = lane >> 2;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float* part = parts + (warp * 16 + row + half * 8) * (kDim + 4) + (lane & 3) * 2;
+#pragma unroll
+            for (int n = 0; n < kDim / 8; ++n)
+                *reinterpret_cast<float2*>(part + n * 8) = make_float2(o[n][half * 2], o[n][half * 2 + 1]);
+            if ((lane & 3) == 0) {
+                states[(warp * 16 + row + half * 8) * 2] = softmax.peak[half];
+                states[(warp * 16 + row + half * 8) * 2 + 1] = softmax.sum[half];
+            }
+        }
+        __syncthreads();
+        for (int i = thread; i < tile.count * group * (kDim / 2); i += kThreads) {
+            int column = i % (kDim / 2) * 2, h = i / (kDim / 2) % group, token = i / (kDim / 2) / group;
+            if (first_position + token + 1 < args.dense_below) continue;
+            float peak = -kInfinity;
+            for (int w = 0; w < kSplit; ++w)
+                peak = fmaxf(peak, states[((token * kSplit + w) * 16 + h) * 2]);
+            float sum = 0.0f, x = 0.0f, y = 0.0f;
+            for (int w = 0; w < kSplit; ++w) {
+                const int index = (token * kSplit + w) * 16 + h;
+                float part_peak = states[index * 2];
+                if (part_peak == -kInfinity) continue;
+                float weight = exp2_fast((part_peak - peak) * args.scale);
+                sum = fmaf(weight, states[index * 2 + 1], sum);
+                x = fmaf(weight, parts[index * (kDim + 4) + column], x);
+                y = fmaf(weight, parts[index * (kDim + 4) + column + 1], y);
+            }
+            float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
+            *reinterpret_cast<u32*>(args.out + (i64)(tile.first + token) * args.out_stride +
+                                    (head * group + h) * kDim + column) = E::pack(x * inverse, y * inverse);
+        }
+    } else {
+        if (!active) return;
+        unsigned char* staged = memory + warp * kRingBytes;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float inverse = softmax.sum[half] > 0.0f ? 1.0f / softmax.sum[half] : 0.0f;
+#pragma unroll
+            for (int n = 0; n < kDim / 8; ++n)
+                *reinterpret_cast<u32*>(staged + swizzled<kDim>((lane >> 2) + half * 8, n) + (lane & 3) * 4) =
+                    E::pack(o[n][half * 2] * inverse, o[n][half * 2 + 1] * inverse);
+        }
+        __syncwarp();
+        constexpr int kPieces = kDim / 8;
+        u16* rows = args.out + (i64)(tile.first + slot_token) * args.out_stride + head * group * kDim;
+#pragma unroll
+        for (int i = 0; i < 16 * kPieces / 32; ++i) {
+            int row = (i * 32 + lane) / kPieces, piece = lane % kPieces;
+            if (row < group)
+                *reinterpret_cast<uint4*>(rows + row * kDim + piece * 8) =
+                    *reinterpret_cast<const uint4*>(staged + swizzled<kDim>(row, piece));
+        }
+    }
+}
+
+// `wide` takes 192 KiB of shared memory (sm_90), `narrow` 96 KiB and less (every sm_80 and later).
+#define SPARSE_ONE(E, name, dim, suffix, split, keys, slots)                                                      \
+    extern "C" __global__ void __launch_bounds__(256, 1)                                                          \
+        chunk_sparse_##suffix##_##name##_##dim(const __grid_constant__ SparseArguments args) {                    \
+        sparse_chunk<E, dim, split, keys, slots>(args);                                                           \
+    }
+#define SPARSE(E, name)                                  \
+    SPARSE_ONE(E, name, 128, wide_1, 1, 32, 3)           \
+    SPARSE_ONE(E, name, 128, narrow_1, 1, 16, 2)         \
+    SPARSE_ONE(E, name, 128, split_4, 4, 16, 3)          \
+    SPARSE_ONE(E, name, 64, wide_1, 1, 32, 4)            \
+    SPARSE_ONE(E, name, 64, narrow_1, 1, 16, 3)          \
+    SPARSE_ONE(E, name, 64, split_4, 4, 32, 3)
+
+SPARSE(F16, f16)
+SPARSE(BF16, bf16)

@@ -1,0 +1,206 @@
+"""What chunk block selection takes, the sizes it derives from it, and its refusals."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from plugins_trt.contract import (
+    BLOCK,
+    ELEMENT_BYTES,
+    Batch,
+    DeviceArray,
+    LaunchError,
+    SelectionRule,
+    check_array,
+    check_at_least,
+    check_heads,
+)
+
+if TYPE_CHECKING:
+    from plugins_trt.arena import Arena
+
+MAX_PAGES = 8192
+"""Pages of the longest table that is compared: 524 288 tokens."""
+
+TILE_TOKENS = 16
+"""Neighbouring tokens of one sequence that a thread block takes."""
+
+_STAGE_PAGES = 16
+
+
+def ceil_div(a: int, b: int) -> int:
+    """The quotient rounded up."""
+    return -(-a // b)
+
+
+def bitmap_words(max_pages: int) -> int:
+    """32-bit words of one query's bitmap of blocks."""
+    return ceil_div(max_pages, 32)
+
+
+def check_queries(name: str, array: DeviceArray, arena: Arena, tokens: int) -> None:
+    """Refuses queries (or outputs) that are not `[T, H, D]` rows of the arena's dtype, each row without gaps.
+
+    Rows may lie further apart than H x D elements, as in a fused projection's output.
+
+    Raises:
+        LaunchError: naming the argument.
+    """
+    if len(array.shape) != 3 or array.shape[0] != tokens or array.shape[2] != arena.head_dim:
+        raise LaunchError(f"{name}: shape {array.shape}, must be ({tokens}, heads, {arena.head_dim})")
+    check_heads(array.shape[1], arena.kv_heads, arena.head_dim)
+    row = DeviceArray(
+        array.pointer, array.dtype, array.shape[1:], None if array.strides is None else array.strides[1:]
+    )
+    check_array(name, row, arena.dtype, row.shape)
+    stride = row_stride(array)
+    if stride % 8 or (tokens > 1 and stride < array.shape[1] * array.shape[2]):
+        raise LaunchError(
+            f"{name}: a stride of {stride} elements from token to token, must be a multiple of 8 and at least "
+            f"{array.shape[1] * array.shape[2]}"
+        )
+
+
+def row_stride(array: DeviceArray) -> int:
+    """Elements from a token's row to the next."""
+    return array.contiguous_strides[0] if array.strides is None else array.strides[0]
+
+
+def check_chain(batch: Batch) -> None:
+    """Refuses trees: the tokens of a chunk follow one another.
+
+    Raises:
+        LaunchError: naming `tree_masks`.
+    """
+    if batch.tree_masks is not None:
+        raise LaunchError(
+            "tree_masks: given, but the tokens of a chunk follow one another; use decode_attention"
+        )
+
+
+@dataclass(frozen=True)
+class SelectionPlan:
+    """How one bucket is cut, and the device memory that its passes hand on. Depends on sizes alone."""
+
+    tiles: int  # thread blocks along the tokens
+    splits: int  # shares of the keys in the first pass
+    split_pages: int  # pages of a thread block in the second pass
+    page_splits: int  # thread blocks along the pages in the second pass
+    score_stride: int  # blocks of a row of scores
+    sums_bytes: int  # [splits, T, H, 2] float32
+    scores_bytes: int  # [kv_heads, T, score_stride] float32
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of both arrays, the sums first."""
+        return self.sums_bytes + self.scores_bytes
+
+    @classmethod
+    def of(
+        cls, *, tokens: int, sequences: int, heads: int, kv_heads: int, max_pages: int, multiprocessors: int
+    ) -> SelectionPlan:
+        """Cuts a bucket for a device of `multiprocessors`; two thread blocks fit each.
+
+        Raises:
+            LaunchError: naming a size that is not positive, or `max_pages` over `MAX_PAGES`.
+        """
+        for name, value in (
+            ("tokens", tokens),
+            ("sequences", sequences),
+            ("multiprocessors", multiprocessors),
+        ):
+            check_at_least(name, value, 1)
+        check_at_least("max_pages", max_pages, 1)
+        if max_pages > MAX_PAGES:
+            raise LaunchError(
+                f"max_pages: {max_pages}, block selection compares at most {MAX_PAGES} "
+                f"({MAX_PAGES * BLOCK} tokens of context)"
+            )
+        full = max(1, ceil_div(tokens, TILE_TOKENS) * kv_heads)
+        splits = max(1, min(8, 2 * multiprocessors // full, max_pages // _STAGE_PAGES))
+        share = ceil_div(max_pages * full, 16 * multiprocessors)
+        split_pages = min(512, max(32, ceil_div(share, _STAGE_PAGES) * _STAGE_PAGES))
+        score_stride = ceil_div(max_pages, 8) * 8
+        return cls(
+            tiles=tokens // TILE_TOKENS + sequences + 1,
+            splits=splits,
+            split_pages=split_pages,
+            page_splits=ceil_div(max_pages, split_pages),
+            score_stride=score_stride,
+            sums_bytes=ceil_div(splits * tokens * heads * 8, 256) * 256,
+            scores_bytes=ceil_div(kv_heads * tokens * score_stride * 4, 256) * 256,
+        )
+
+
+def workspace_bytes(
+    *, tokens: int, sequences: int, heads: int, kv_heads: int, max_pages: int, multiprocessors: int
+) -> int:
+    """Bytes that a selection over a bucket of `tokens` needs while it runs."""
+    return SelectionPlan.of(
+        tokens=tokens,
+        sequences=sequences,
+        heads=heads,
+        kv_heads=kv_heads,
+        max_pages=max_pages,
+        multiprocessors=multiprocessors,
+    ).workspace_bytes
+
+
+@dataclass(frozen=True)
+class ChunkSelection:
+    """The arguments of one selection.
+
+    The step's own keys and compressed keys are in the arena already. Bit b % 32 of word b / 32 of
+    `chosen[g, t]` says that query t attends to block b for the heads of KV head g. A dense query and padding
+    choose nothing.
+    """
+
+    batch: Batch
+    arena: Arena
+    layer: int
+    q: DeviceArray  # [T, H, D]
+    chosen: DeviceArray  # int32 or uint32 [kv_heads, T, ceil(max_pages / 32)]
+    workspace: DeviceArray  # uint8 or any, at least workspace_bytes
+    rule: SelectionRule
+    scale: float | None = None  # of the scores; 1 / sqrt(D) when None
+
+    def __post_init__(self) -> None:
+        """Checks everything that sizes and dtypes can tell."""
+        check_chain(self.batch)
+        check_queries("q", self.q, self.arena, self.batch.tokens)
+        check_at_least("layer", self.layer, 0)
+        words = bitmap_words(self.batch.max_pages)
+        shape = (self.arena.kv_heads, self.batch.tokens, words)
+        check_array("chosen", self.chosen, ("int32", "uint32"), shape, alignment=4)
+        if self.workspace.pointer == 0 or self.workspace.pointer % 16:
+            raise LaunchError(
+                f"workspace: pointer {self.workspace.pointer:#x}, must be a multiple of 16 and not null"
+            )
+        if self.scale is not None and not (self.scale > 0.0 and math.isfinite(self.scale)):
+            raise LaunchError(f"scale: {self.scale}, must be positive and finite")
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        return self.q.shape[1]
+
+    def plan(self, multiprocessors: int) -> SelectionPlan:
+        """How this bucket is cut on a device of `multiprocessors`.
+
+        Raises:
+            LaunchError: naming `workspace` when it is too small.
+        """
+        plan = SelectionPlan.of(
+            tokens=self.batch.tokens,
+            sequences=self.batch.sequences,
+            heads=self.heads,
+            kv_heads=self.arena.kv_heads,
+            max_pages=self.batch.max_pages,
+            multiprocessors=multiprocessors,
+        )
+        size = math.prod(self.workspace.shape) * ELEMENT_BYTES.get(self.workspace.dtype, 1)
+        if size < plan.workspace_bytes:
+            raise LaunchError(f"workspace: {size} bytes, this bucket needs {plan.workspace_bytes}")
+        return plan
