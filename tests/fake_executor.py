@@ -1,0 +1,124 @@
+"""A deterministic executor without a model, for tests of everything above the executors.
+
+It keeps the tokens themselves where a model would keep keys and values, in pages that the page tables name. The next
+token is a function of the whole history *as read back from the pages*, so a wrong page, position or length changes
+every token after it. A page that was never written or belongs to somebody else shows at once.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from edged.executor.base import PAGE_TOKENS, Executor, ExecutorLimits, FloatArray, Int32Array, StepBatch
+
+
+def next_token(history, vocabulary, *, seed=0, temperature=0.0):
+    """The token that follows ``history``; a sampled one depends on the seed too."""
+    state = 17 if temperature == 0 else 17 + 1000003 * (seed % 2**31)
+    for token in history:
+        state = (state * 31 + int(token) + 7) % 1_000_003
+    return state % vocabulary
+
+
+def generate(prompt, count, vocabulary, **sampling):
+    """What a request gets when it is alone."""
+    history = list(prompt)
+    for _ in range(count):
+        history.append(next_token(history, vocabulary, **sampling))
+    return history[len(prompt) :]
+
+
+class FakeExecutor(Executor):
+    """See the module.
+
+    Args:
+        limits: What it claims to take; every batch is held to them.
+        step_seconds: Time a step takes.
+        fail_at: Number of the step that raises.
+    """
+
+    def __init__(self, limits, *, step_seconds=0.0, fail_at=None, load_error=None):
+        self._limits = limits
+        self.step_seconds = step_seconds
+        self.fail_at = fail_at
+        self.load_error = load_error
+        self.memory = np.full((limits.pages, PAGE_TOKENS), -1, np.int64)
+        self.batches = []
+
+    def load(self, progress):
+        for done in range(3):
+            progress("weights", done, 2)
+        if self.load_error is not None:
+            raise self.load_error
+
+    @property
+    def limits(self) -> ExecutorLimits:
+        return self._limits
+
+    def step(self, batch: StepBatch) -> Int32Array:
+        if self.step_seconds:
+            time.sleep(self.step_seconds)
+        self.batches.append((len(batch.lengths), len(batch.token_ids)))
+        if self.fail_at is not None and len(self.batches) >= self.fail_at:
+            raise RuntimeError("the device fell off the bus")
+        drawn = []
+        for row, history in self._run(batch):
+            sampling = batch.sampling[row]
+            if sampling.temperature:
+                assert sampling.position == len(history)
+            drawn.append(
+                next_token(
+                    history, self._limits.vocabulary, seed=sampling.seed, temperature=sampling.temperature
+                )
+            )
+        return np.array(drawn, np.int32)
+
+    def logits(self, batch: StepBatch) -> FloatArray:
+        rows = np.zeros((len(batch.logit_rows), self._limits.vocabulary), np.float32)
+        for row, history in self._run(batch):
+            rows[row, next_token(history, self._limits.vocabulary)] = 1.0
+        return rows
+
+    def close(self):
+        self.memory = None
+
+    def _run(self, batch):
+        """Check and store one step; yield the history behind each needed row."""
+        limits = self._limits
+        starts, lengths = batch.sequence_starts.tolist(), batch.lengths.tolist()
+        assert all(
+            array.dtype == np.int32
+            for array in (
+                batch.token_ids,
+                batch.positions,
+                batch.sequence_starts,
+                batch.lengths,
+                batch.logit_rows,
+            )
+        )
+        assert len(batch.positions) == len(batch.token_ids) == starts[-1] <= limits.max_step_tokens
+        assert 0 < len(lengths) == len(starts) - 1 == len(batch.page_tables) <= limits.max_sequences
+        assert len(batch.sampling) == len(batch.logit_rows)
+        assert batch.logit_rows.tolist() == sorted(set(batch.logit_rows.tolist()))
+        tables = np.concatenate(list(batch.page_tables))
+        assert len(set(tables.tolist())) == len(tables), "a page belongs to two sequences"
+        needed = {row: index for index, row in enumerate(batch.logit_rows.tolist())}
+        histories = []
+        for index, length in enumerate(lengths):
+            first, end = starts[index], starts[index + 1]
+            table = batch.page_tables[index]
+            total = length + end - first
+            assert end > first
+            assert total <= limits.context_length
+            assert len(table) == -(-total // PAGE_TOKENS), "the table covers the tokens and no more"
+            assert batch.positions[first:end].tolist() == list(range(length, total))
+            slots = np.arange(length, total)
+            self.memory[table[slots // PAGE_TOKENS], slots % PAGE_TOKENS] = batch.token_ids[first:end]
+            for row in range(first, end):
+                if row in needed:
+                    assert row == end - 1
+                    slots = np.arange(total)
+                    histories.append((needed[row], self.memory[table[slots // PAGE_TOKENS], slots % PAGE_TOKENS]))
+        return histories

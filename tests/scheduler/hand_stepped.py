@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from fake_executor import FakeExecutor
+
+from edged.decoding.answer import Answer
+from edged.decoding.detokenizer import Detokenizer
+from edged.decoding.sampling import Sampling
+from edged.decoding.stops import Stops
+from edged.executor.base import ExecutorLimits
+from edged.scheduler.request import Request
+from edged.scheduler.scheduler import Scheduler
+
+
+class NoTexts:
+    special_token_ids = frozenset()
+    strips_leading_space = False
+    has_byte_fallback = False
+
+    def token_text(self, token_id):
+        return b""
+
+
+class HandStepped:
+    """A scheduler and a fake executor, stepped by hand."""
+
+    def __init__(self, *, pages=32, max_sequences=4, max_step_tokens=64, prefill_chunk=16, queue=8, context=1024):
+        self.limits = ExecutorLimits(max_step_tokens, max_sequences, context, pages, vocabulary=97)
+        self.executor = FakeExecutor(self.limits)
+        self.scheduler = Scheduler(self.limits, prefill_chunk=prefill_chunk, queue_capacity=queue)
+        self.tokens = {}
+        self.now = 0.0
+
+    def request(self, name, prompt, max_tokens=4, *, sampling=None, **options):
+        answer = Answer(Detokenizer(NoTexts()), Stops(max_tokens))
+        return Request(
+            name, prompt, sampling or Sampling(), answer, max_tokens=max_tokens, arrived=self.now, **options
+        )
+
+    def submit(self, name, prompt, max_tokens=4, **options):
+        request = self.request(name, prompt, max_tokens, **options)
+        self.scheduler.submit(request, self.now)
+        return request
+
+    def step(self):
+        """One turn, as the engine's loop makes it; the requests that ended in it."""
+        self.now += 1.0
+        scheduler = self.scheduler
+        ended = scheduler.expire(self.now)
+        batch = scheduler.next_batch(self.now)
+        if batch is None:
+            return ended
+        drawn = self.executor.step(batch)
+        scheduler.stepped()
+        for request, token in zip(scheduler.drawing, drawn.tolist(), strict=True):
+            request.last_token = token
+            self.tokens.setdefault(request.request_id, []).append(token)
+            request.answer.accept(token)
+            if request.answer.finish is not None:
+                scheduler.finish(request, self.now)
+                ended.append(request)
+        scheduler.check()
+        return ended
+
+    def run(self, steps=10_000):
+        for _ in range(steps):
+            if not self.scheduler.has_work:
+                return
+            self.step()
+        raise AssertionError("the requests do not end")
+
+
