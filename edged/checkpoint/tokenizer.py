@@ -1,0 +1,240 @@
+"""A model's tokenizer: ``tokenizer.json`` by the ``tokenizers`` library, with what the files beside it say.
+
+It loads neither transformers nor torch. All methods may be called from several threads at once.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tokenizers
+from tokenizers import processors
+
+from edged.checkpoint.json_file import read_optional_json_object
+from edged.checkpoint.token_text import IncrementalDecoder, TextRule, read_text_rule
+from edged.errors import CheckpointError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+TOKENIZER_FILE = "tokenizer.json"
+_MAX_FILE_BYTES = 256 << 20
+# Embeddings are padded to a round number of rows; no model in use pads by more than this many or this share.
+_MAX_PADDING_ROWS = 1024
+_MAX_PADDING_SHARE = 32
+
+
+class Tokenizer:
+    """Text to token ids and back. Use :meth:`load`.
+
+    Attributes:
+        vocabulary_size: One more than the largest token id.
+        special_ids: Ids of the special tokens, which :meth:`decode` can leave out.
+        eos_token_ids: Ids that end an answer: those of ``generation_config.json`` and ``config.json``, else the
+            tokenizer's own end-of-sequence token.
+        bos_token_id: The beginning-of-sequence token, if the model has one.
+        adds_bos: Whether :meth:`encode` puts it first.
+    """
+
+    def __init__(
+        self, folder: Path, tokenizer: tokenizers.Tokenizer, rule: TextRule, settings: dict[str, Any]
+    ) -> None:
+        self.folder = folder
+        self._tokenizer = tokenizer
+        self._rule = rule
+        self._plain: tokenizers.Tokenizer | None = None
+        self._plain_lock = threading.Lock()
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        if not vocabulary:
+            raise CheckpointError(f"{folder / TOKENIZER_FILE}: the vocabulary is empty")
+        self.vocabulary_size: int = max(vocabulary.values()) + 1
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(number for number, token in added.items() if token.special)
+        self.special_tokens = _special_tokens(settings)
+        _set_bos_and_eos(tokenizer, settings, self.special_tokens, vocabulary)
+        generation = read_optional_json_object(folder / "generation_config.json")
+        model = read_optional_json_object(folder / "config.json")
+        self.eos_token_ids = self._ids(folder, "eos_token_id", generation, model) or _token_ids(
+            vocabulary, self.special_tokens.get("eos_token")
+        )
+        bos = _token_ids(vocabulary, self.special_tokens.get("bos_token"))
+        bos = bos or self._ids(folder, "bos_token_id", generation, model)
+        self.bos_token_id: int | None = bos[0] if bos else None
+        self.adds_bos = self.bos_token_id is not None and self.encode("")[:1] == [self.bos_token_id]
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """Load the tokenizer of a model folder.
+
+        Raises:
+            CheckpointError: A file is missing or damaged, or the tokenizer is of a kind that is not supported.
+        """
+        folder = Path(folder)
+        path = folder / TOKENIZER_FILE
+        if not path.exists() and (folder / "tokenizer.model").exists():
+            raise CheckpointError(f"{folder}: holds tokenizer.model but no {TOKENIZER_FILE}, which is needed")
+        tokenizer = _read(path)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        # The library's own serialization of one part: parsing the whole file here would take its size many times over.
+        decoder = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder is not None else None
+        rule = read_text_rule(decoder, path)
+        return cls(folder, tokenizer, rule, read_optional_json_object(folder / "tokenizer_config.json"))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+        """Return the token ids of a text.
+
+        Args:
+            text: Any text.
+            add_special_tokens: Add what the model puts around a text, such as its beginning-of-sequence token.
+            parse_special: Read special tokens that are spelled out in the text as such; otherwise they are text.
+
+        Raises:
+            InvalidArgumentError: The text holds half a surrogate pair, which no UTF-8 has.
+        """
+        tokenizer = self._tokenizer if parse_special else self._without_special()
+        try:
+            ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except (UnicodeEncodeError, TypeError) as error:
+            raise InvalidArgumentError(f"the text cannot be encoded: {error}", field="text") from None
+        return ids
+
+    def encode_chat(self, rendered: str) -> list[int]:
+        """Return the token ids of a rendered chat.
+
+        Templates write the tokens around a text themselves, except that some leave out the beginning-of-sequence
+        token of a model that needs it (MiniCPM4's does): it is then put first, and never twice.
+
+        Raises:
+            InvalidArgumentError: As :meth:`encode`.
+        """
+        ids = self.encode(rendered, add_special_tokens=False)
+        if self.adds_bos and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
+            ids.insert(0, self.bos_token_id)
+        return ids
+
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids; ids without a token (rows that pad the embedding) add nothing.
+
+        The text is the concatenation of what :meth:`incremental_decoder` gives for the same ids.
+        """
+        decoder = self.incremental_decoder(skip_special_tokens=skip_special_tokens)
+        parts = [decoder.feed(token_id) for token_id in token_ids]
+        parts.append(decoder.flush())
+        return "".join(parts)
+
+    def incremental_decoder(self, *, skip_special_tokens: bool = True) -> IncrementalDecoder:
+        """Return a decoder for one text whose tokens come one by one."""
+        skipped = self.special_ids if skip_special_tokens else frozenset()
+        return IncrementalDecoder(self._rule, self.id_to_token, skipped)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """Return a token as the vocabulary spells it (not its text), or None where the id has none."""
+        if not 0 <= token_id < self.vocabulary_size:
+            return None
+        token: str | None = self._tokenizer.id_to_token(token_id)
+        return token
+
+    def id_to_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token adds to a text after its first token; b"" where the id has none."""
+        token = self.id_to_token(token_id)
+        return b"" if token is None else self._rule.token_bytes(token)
+
+    def token_to_id(self, token: str) -> int | None:
+        """Return the id of a token as the vocabulary spells it, or None."""
+        number: int | None = self._tokenizer.token_to_id(token)
+        return number
+
+    def check_embedding(self, rows: int) -> None:
+        """Hold the vocabulary against the number of rows of the model's embedding.
+
+        Raises:
+            CheckpointError: Some token has no row, or so many rows have no token that the files do not belong
+                together.
+        """
+        if self.vocabulary_size > rows:
+            raise CheckpointError(
+                f"{self.folder / TOKENIZER_FILE}: has {self.vocabulary_size} tokens, but the model's embedding has "
+                f"{rows} rows; the tokenizer belongs to another model"
+            )
+        if rows - self.vocabulary_size > max(_MAX_PADDING_ROWS, rows // _MAX_PADDING_SHARE):
+            raise CheckpointError(
+                f"{self.folder / TOKENIZER_FILE}: has {self.vocabulary_size} tokens for the {rows} rows of the "
+                f"model's embedding; the tokenizer belongs to another model"
+            )
+
+    def _without_special(self) -> tokenizers.Tokenizer:
+        with self._plain_lock:
+            if self._plain is None:
+                # A second instance: switching the property of the first would switch it for other threads too.
+                self._plain = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+                self._plain.encode_special_tokens = True
+            return self._plain
+
+    def _ids(self, folder: Path, key: str, *configs: dict[str, Any]) -> tuple[int, ...]:
+        found: list[int] = []
+        for config in configs:
+            value = config.get(key)
+            for number in value if isinstance(value, list) else [value]:
+                if number is None:
+                    continue
+                if type(number) is not int or not 0 <= number < self.vocabulary_size:
+                    raise CheckpointError(
+                        f"{folder}: {key} is {str(value)[:100]}, but the tokenizer has {self.vocabulary_size} tokens"
+                    )
+                found.append(number)
+        return tuple(dict.fromkeys(found))
+
+
+def _read(path: Path) -> tokenizers.Tokenizer:
+    if not path.is_file():
+        raise CheckpointError(f"{path}: this file is missing from the model folder")
+    if path.stat().st_size > _MAX_FILE_BYTES:
+        raise CheckpointError(f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB")
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except BaseException as error:  # the library's Rust panics are no Exceptions
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
+        raise CheckpointError(f"{path}: cannot be loaded: {error}") from None
+
+
+def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
+    """Return the named special tokens (``bos_token`` ...) of ``tokenizer_config.json`` as text."""
+    tokens = {}
+    for key in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"):
+        value = settings.get(key)
+        if isinstance(value, dict):  # a serialized AddedToken
+            value = value.get("content")
+        if isinstance(value, str):
+            tokens[key] = value
+    return tokens
+
+
+def _token_ids(vocabulary: dict[str, int], token: str | None) -> tuple[int, ...]:
+    return (vocabulary[token],) if token in vocabulary else ()
+
+
+def _set_bos_and_eos(
+    tokenizer: tokenizers.Tokenizer,
+    settings: dict[str, Any],
+    special: dict[str, str],
+    vocabulary: dict[str, int],
+) -> None:
+    """Let ``add_bos_token`` and ``add_eos_token``, where they are given, decide over the post-processor's template."""
+    if settings.get("add_bos_token") is None and settings.get("add_eos_token") is None:
+        return
+    pieces, used = ["$A:0"], []
+    bos, eos = special.get("bos_token"), special.get("eos_token")
+    if settings.get("add_bos_token") and bos in vocabulary:
+        pieces.insert(0, f"{bos}:0")
+        used.append((bos, vocabulary[bos]))
+    if settings.get("add_eos_token") and eos in vocabulary:
+        pieces.append(f"{eos}:0")
+        used.append((eos, vocabulary[eos]))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=pieces, special_tokens=list(dict(used).items())
+    )
