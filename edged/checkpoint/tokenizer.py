@@ -14,11 +14,11 @@ import tokenizers
 from tokenizers import processors
 
 from edged.checkpoint.json_file import read_optional_json_object
-from edged.checkpoint.token_text import IncrementalDecoder, TextRule, read_text_rule
+from edged.checkpoint.token_text import TextRule, read_text_rule
 from edged.errors import CheckpointError, InvalidArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
 TOKENIZER_FILE = "tokenizer.json"
 _MAX_FILE_BYTES = 256 << 20
@@ -32,7 +32,7 @@ class Tokenizer:
 
     Attributes:
         vocabulary_size: One more than the largest token id.
-        special_ids: Ids of the special tokens, which :meth:`decode` can leave out.
+        special_token_ids: Ids of the special tokens, which :meth:`decode` can leave out.
         eos_token_ids: Ids that end an answer: those of ``generation_config.json`` and ``config.json``, else the
             tokenizer's own end-of-sequence token.
         bos_token_id: The beginning-of-sequence token, if the model has one.
@@ -52,7 +52,7 @@ class Tokenizer:
             raise CheckpointError(f"{folder / TOKENIZER_FILE}: the vocabulary is empty")
         self.vocabulary_size: int = max(vocabulary.values()) + 1
         added = tokenizer.get_added_tokens_decoder()
-        self.special_ids = frozenset(number for number, token in added.items() if token.special)
+        self.special_token_ids = frozenset(number for number, token in added.items() if token.special)
         self.special_tokens = _special_tokens(settings)
         _set_bos_and_eos(tokenizer, settings, self.special_tokens, vocabulary)
         generation = read_optional_json_object(folder / "generation_config.json")
@@ -116,20 +116,42 @@ class Tokenizer:
             ids.insert(0, self.bos_token_id)
         return ids
 
-    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; ids without a token (rows that pad the embedding) add nothing.
 
-        The text is the concatenation of what :meth:`incremental_decoder` gives for the same ids.
+        Raises:
+            InvalidArgumentError: An id is negative or does not fit 32 bits.
         """
-        decoder = self.incremental_decoder(skip_special_tokens=skip_special_tokens)
-        parts = [decoder.feed(token_id) for token_id in token_ids]
-        parts.append(decoder.flush())
-        return "".join(parts)
+        try:
+            text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        except OverflowError:
+            raise InvalidArgumentError(
+                "token ids must be between 0 and 2^32 - 1", field="token_ids"
+            ) from None
+        return text
 
-    def incremental_decoder(self, *, skip_special_tokens: bool = True) -> IncrementalDecoder:
-        """Return a decoder for one text whose tokens come one by one."""
-        skipped = self.special_ids if skip_special_tokens else frozenset()
-        return IncrementalDecoder(self._rule, self.id_to_token, skipped)
+    def token_text(self, token_id: int) -> str | bytes:
+        """Return what a token adds to a text: text, or bytes where these may be a part of a character.
+
+        An id without a token adds nothing.
+        """
+        token = self.id_to_token(token_id)
+        return "" if token is None else self._rule.token_text(token)
+
+    def id_to_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token adds to a text."""
+        text = self.token_text(token_id)
+        return text if isinstance(text, bytes) else text.encode()
+
+    @property
+    def strips_leading_space(self) -> bool:
+        """Whether one space at the beginning of a text is dropped."""
+        return self._rule.strips_leading_space
+
+    @property
+    def has_byte_fallback(self) -> bool:
+        """Whether bytes are the fallback of text tokens, and not what every token is."""
+        return not self._rule.byte_level
 
     def id_to_token(self, token_id: int) -> str | None:
         """Return a token as the vocabulary spells it (not its text), or None where the id has none."""
@@ -137,11 +159,6 @@ class Tokenizer:
             return None
         token: str | None = self._tokenizer.id_to_token(token_id)
         return token
-
-    def id_to_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that a token adds to a text after its first token; b"" where the id has none."""
-        token = self.id_to_token(token_id)
-        return b"" if token is None else self._rule.token_bytes(token)
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token as the vocabulary spells it, or None."""
