@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 import structlog
@@ -58,7 +59,7 @@ def configure(
     structlog.configure(
         processors=[*shared, *final],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        logger_factory=structlog.WriteLoggerFactory(target),
+        logger_factory=_SteadfastLoggerFactory(target),
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(target)
@@ -83,6 +84,28 @@ def get_logger(name: str) -> FilteringBoundLogger:
 def request_scope(request_id: str) -> AbstractContextManager[None]:
     """Context in which every line of this task or thread carries ``request_id``."""
     return structlog.contextvars.bound_contextvars(request_id=request_id)
+
+
+class _SteadfastLogger(structlog.WriteLogger):
+    """Writes lines. A full disk or a reader that is gone loses the line and not the request that it told of."""
+
+    def msg(self, message: str) -> None:
+        """Write one line."""
+        with suppress(OSError, ValueError):
+            super().msg(message)
+
+    log = debug = info = warn = warning = msg
+    fatal = failure = err = error = critical = exception = msg
+
+
+class _SteadfastLoggerFactory:
+    """Makes the loggers of one stream."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __call__(self, *_: object) -> _SteadfastLogger:
+        return _SteadfastLogger(self._stream)
 
 
 def _add_process(process: str) -> Processor:

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from edged.config import Config, ModelConfig
+    from edged.memory.ledger import Ledger
     from edged.server.inference import Inference
     from edged.server.methods import AnyContext
-    from edged.worker.messages import LedgerRow
     from edged.worker.supervisor import Supervisor
 
 _STATES = {
@@ -35,8 +35,7 @@ class Control:
         config: The configuration.
         supervisor: Runs the engine process.
         inference: Counts requests.
-        ledger_rows: The static budget.
-        budget: What the configuration allows, in bytes.
+        ledger: The static budget.
         addresses: Where the daemon listens.
     """
 
@@ -45,9 +44,7 @@ class Control:
         config: Config,
         supervisor: Supervisor,
         inference: Inference,
-        *,
-        ledger_rows: Sequence[LedgerRow],
-        budget: int,
+        ledger: Ledger,
         addresses: Sequence[str],
     ) -> None:
         self._config = config
@@ -57,10 +54,10 @@ class Control:
         self._started = time.monotonic()
         self._ledger = control_pb2.Ledger(
             rows=[
-                control_pb2.LedgerRow(name=row.name, bytes=row.bytes, note=row.note) for row in ledger_rows
+                control_pb2.LedgerRow(name=row.name, bytes=row.bytes, note=row.note) for row in ledger.rows
             ],
-            total_bytes=sum(row.bytes for row in ledger_rows),
-            budget_bytes=budget,
+            total_bytes=ledger.total,
+            budget_bytes=ledger.budget,
         )
 
     async def GetStatus(  # noqa: N802 - the service's name

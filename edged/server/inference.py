@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 from edged.errors import DeadlineError, EdgedError
 from edged.log import get_logger, request_scope
 from edged.server.responses import chunk_response, finished_response, started_response
-from edged.server.validation import check_priority, check_token_ids, resolve_stops
+from edged.server.validation import (
+    check_priority,
+    check_prompt_length,
+    check_text,
+    check_token_ids,
+    resolve_stops,
+)
 from edged.v1 import inference_pb2
 from edged.worker.messages import Finished, Started, Submit, Tokens
 
@@ -95,7 +101,12 @@ class Inference:
         """
         check_priority(request.priority)
         sampling = model.resolve_sampling(request.sampling)
+        kind = request.WhichOneof("prompt")
+        if kind == "text":
+            check_text(request.text)
+        check_prompt_size(request, model.context_length, model.longest_token)
         prompt = await model.read_prompt(request)
+        check_prompt_length(len(prompt.token_ids), model.context_length, kind or "prompt")
         stops = resolve_stops(
             request.stops,
             limits=self._limits,

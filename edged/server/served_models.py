@@ -11,15 +11,17 @@ from edged.checkpoint.chat_template import ChatTemplate
 from edged.checkpoint.tokenizer import Tokenizer
 from edged.decoding.sampling import Sampling, resolve_sampling
 from edged.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
+from edged.models.architecture import Architecture
 from edged.server.errors import clip
-from edged.server.generation_defaults import GenerationDefaults
-from edged.server.validation import check_chat, check_prompt_length, check_text, check_token_ids
+from edged.server.sampling_defaults import read_sampling_defaults
+from edged.server.validation import check_chat, check_token_ids
+from edged.v1 import inference_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from edged.config import Config, ModelConfig
-    from edged.v1 import inference_pb2, types_pb2
+    from edged.v1 import types_pb2
 
 _THREADS = 2
 _NAME_SHOWN = 100
@@ -41,23 +43,27 @@ class ServedModel:
         config: Its part of the configuration.
         tokenizer: Of the model folder.
         template: Chat template of the model folder, if it has one.
-        defaults: From the model folder's configuration files.
+        vocabulary: Number of token ids that the model has logits for.
+        sampling: Used where a request is silent.
         threads: Where tokenizing and templates run.
     """
 
     def __init__(
         self,
         config: ModelConfig,
+        *,
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
-        defaults: GenerationDefaults,
+        vocabulary: int,
+        sampling: Sampling,
         threads: ThreadPoolExecutor,
     ) -> None:
         self.name = config.name
         self.context_length = config.context_length
-        self.vocabulary = defaults.vocabulary
-        self.eos_token_ids = defaults.eos_token_ids
-        self._sampling = defaults.sampling
+        self.vocabulary = vocabulary
+        self.eos_token_ids = tokenizer.eos_token_ids
+        self._sampling = sampling
+        self.longest_token = max(map(len, map(tokenizer.id_to_bytes, range(tokenizer.vocabulary_size))))
         self._tokenizer = tokenizer
         self._template = template
         self._threads = threads
@@ -69,12 +75,17 @@ class ServedModel:
         Raises:
             CheckpointError: One is missing or damaged.
         """
+        vocabulary = Architecture.read(config.path).vocabulary
+        tokenizer = Tokenizer.load(config.path)
+        tokenizer.check_embedding(vocabulary)
+        sampling = read_sampling_defaults(config.path, vocabulary)
         return cls(
             config,
-            Tokenizer.load(config.path),
-            ChatTemplate.load(config.path),
-            GenerationDefaults.load(config.path),
-            threads,
+            tokenizer=tokenizer,
+            template=ChatTemplate.load(config.path),
+            vocabulary=vocabulary,
+            sampling=sampling,
+            threads=threads,
         )
 
     def resolve_sampling(self, sampling: types_pb2.Sampling) -> Sampling:
@@ -95,26 +106,22 @@ class ServedModel:
         """Token ids of a request's prompt, whatever its form.
 
         Raises:
-            InvalidArgumentError: It is missing, empty, malformed or longer than the context.
+            InvalidArgumentError: It is missing or malformed.
             FailedPreconditionError: It is a chat and the model has no template.
         """
         kind = request.WhichOneof("prompt")
         loop = asyncio.get_running_loop()
         if kind == "text":
-            check_text(request.text)
             prompt = await loop.run_in_executor(self._threads, self._encode, request.text, add_special_tokens)
         elif kind == "chat":
             check_chat(request.chat)
             prompt = await loop.run_in_executor(self._threads, self._encode_chat, request.chat)
-        elif kind == "token_ids":
+        elif kind == "token_ids" and isinstance(request, inference_pb2.GenerateRequest):
             prompt = PromptTokens(tuple(request.token_ids.ids))
             check_token_ids(prompt.token_ids, self.vocabulary, "token_ids.ids")
         else:
-            forms = "text or chat" if "token_ids" not in request.DESCRIPTOR.fields_by_name else ""
-            raise InvalidArgumentError(
-                f"the request has no prompt; set {forms or 'one of text, token_ids and chat'}", field="prompt"
-            )
-        check_prompt_length(len(prompt.token_ids), self.context_length, kind)
+            forms = ", ".join(field.name for field in request.DESCRIPTOR.oneofs_by_name["prompt"].fields)
+            raise InvalidArgumentError(f"the request has no prompt; set one of {forms}", field="prompt")
         return prompt
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -142,8 +149,7 @@ class ServedModel:
             for message in chat.messages
         ]
         rendered = self._template.render(messages, continue_final_message=chat.continue_final_message)
-        # The template writes BOS itself.
-        return PromptTokens(tuple(self._tokenizer.encode(rendered, add_special_tokens=False)), rendered)
+        return PromptTokens(tuple(self._tokenizer.encode_chat(rendered)), rendered)
 
     def _decode(self, token_ids: tuple[int, ...], skip_special_tokens: bool) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)

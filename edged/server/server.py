@@ -20,10 +20,8 @@ from edged.v1 import control_pb2, inference_pb2
 from edged.worker.state import State
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from edged.config import Config, LimitsConfig
-    from edged.worker.messages import LedgerRow
+    from edged.memory.ledger import Ledger
     from edged.worker.supervisor import Supervisor
 
 _STOP_SECONDS = 2.0
@@ -36,17 +34,13 @@ class Server:
     Args:
         config: The configuration.
         supervisor: Runs the engine process.
-        ledger_rows: The static budget, for status.
-        budget: What the configuration allows, in bytes.
+        ledger: The static budget, for status.
     """
 
-    def __init__(
-        self, config: Config, supervisor: Supervisor, *, ledger_rows: Sequence[LedgerRow], budget: int
-    ) -> None:
+    def __init__(self, config: Config, supervisor: Supervisor, ledger: Ledger) -> None:
         self._config = config
         self._supervisor = supervisor
-        self._ledger_rows = ledger_rows
-        self._budget = budget
+        self._ledger = ledger
         self._listeners = Listeners(config.listen)
         self._models = ServedModels(config)
         self._health = Health(tuple(model.name for model in config.models))
@@ -56,6 +50,11 @@ class Server:
     def addresses(self) -> tuple[str, ...]:
         """What clients connect to."""
         return self._listeners.addresses
+
+    @property
+    def models_loaded(self) -> bool:
+        """Whether prompts can be tokenized."""
+        return self._models.loaded
 
     def claim(self) -> None:
         """Hold the places to listen at, before anything is loaded.
@@ -78,9 +77,8 @@ class Server:
             self._config,
             self._supervisor,
             inference,
-            ledger_rows=self._ledger_rows,
-            budget=self._budget,
-            addresses=self.addresses,
+            self._ledger,
+            self.addresses,
         )
         services = [
             (inference_pb2.DESCRIPTOR.services_by_name["Inference"], inference),

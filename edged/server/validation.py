@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from edged.config import LimitsConfig
-    from edged.v1 import types_pb2
+    from edged.v1 import inference_pb2, types_pb2
 
 ROLES = ("system", "user", "assistant", "tool")
 PRIORITY_LIMIT = 100
@@ -63,6 +63,29 @@ def check_token_ids(ids: Sequence[int], vocabulary: int, field: str) -> None:
             f"{field}[{index}] is {ids[index]}, and the model's ids go from 0 to {vocabulary - 1}; make the ids with the "
             "model's own tokenizer (Tokenize)",
             field=f"{field}[{index}]",
+        )
+
+
+def check_prompt_size(
+    request: inference_pb2.GenerateRequest, context_length: int, longest_token: int
+) -> None:
+    """Refuse text that is far beyond the context before seconds are spent on tokenizing it.
+
+    Raises:
+        InvalidArgumentError: Its bytes are more than twice what the context could hold if every token were the
+            vocabulary's longest. (Normalization may shorten a text, hence twice.)
+    """
+    kind = request.WhichOneof("prompt")
+    if kind == "text":
+        size = len(request.text.encode())
+    else:
+        size = sum(len(message.content.encode()) for message in request.chat.messages)
+    most = context_length * longest_token
+    if size > 2 * most:
+        raise InvalidArgumentError(
+            f"{kind} has {size} bytes, and the context of {context_length} tokens could not hold more than {most}, however "
+            "they are cut; shorten the prompt or raise context_length in the configuration",
+            field=kind or "",
         )
 
 

@@ -119,3 +119,15 @@ def test_journald_gets_its_priority(tmp_path, monkeypatch):
     assert first.startswith('<3>{"')
     assert second.startswith('<4>{"')
     assert json.loads(first[3:])["message"] == "bad"
+
+
+def test_a_reader_that_is_gone_loses_lines_and_nothing_else():
+    read, write = os.pipe()
+    os.close(read)
+    stream = os.fdopen(write, "w", encoding="utf-8")
+    log.configure("info", "json", stream=stream)
+    for _ in range(3):
+        log.get_logger("x").info("hello")
+        log.get_logger("x").error("hello")
+    with pytest.raises(BrokenPipeError):
+        stream.close()

@@ -7,7 +7,8 @@ import pytest
 from edged.config import LimitsConfig
 from edged.errors import InvalidArgumentError
 from edged.server import validation
-from edged.v1.types_pb2 import Chat, ChatMessage, Stops
+from edged.v1.inference_pb2 import GenerateRequest
+from edged.v1.types_pb2 import Chat, ChatMessage, Stops, TokenIds
 
 LIMITS = LimitsConfig()
 
@@ -98,6 +99,18 @@ def test_prompt_length():
         assert "4096" in error.message
         assert "4095" in error.message
     assert "no tokens" in refused(validation.check_prompt_length, 0, 4096, "token_ids").message
+
+
+def test_text_far_beyond_the_context_is_refused_before_it_is_tokenized():
+    check = validation.check_prompt_size
+    check(GenerateRequest(text="x" * 20_000), 100, 100)
+    check(GenerateRequest(token_ids=TokenIds(ids=range(50_000))), 100, 100)
+    error = refused(check, GenerateRequest(text="é" * 10_001), 100, 100)
+    assert error.field == "text"
+    for number in ("20002 bytes", "100 tokens", "10000"):
+        assert number in error.message
+    half = ChatMessage(role="user", content="x" * 10_001)
+    assert refused(check, GenerateRequest(chat=Chat(messages=[half, half])), 100, 100).field == "chat"
 
 
 def test_empty_text():
