@@ -14,7 +14,7 @@ constexpr int kPage = 64;        // tokens of a page
 constexpr int kFineSlots = 4;    // fine compressed keys of a page
 constexpr u32 kFull = 0xffffffffu;
 constexpr float kLog2e = 1.4426950408889634f;
-constexpr float kInfinity = __builtin_huge_valf();
+#define kInfinity __int_as_float(0x7f800000)  // no header names it
 
 // ---------------------------------------------------------------- element types
 

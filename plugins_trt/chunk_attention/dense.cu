@@ -4,7 +4,7 @@
 // of MiniCPM4, so each page of keys and values is read once for all of them. A block of four warps takes one
 // tile and one KV head and walks the pages up to the tile's last token; with few tiles the context is split over
 // blocks, whose parts `combine` joins.
-#include "tile.cuh"
+#include "chunk_attention/tile.cuh"
 
 constexpr int kRows = 128;     // (token, head) pairs of a tile
 constexpr int kThreads = 128;  // four warps of 32 rows

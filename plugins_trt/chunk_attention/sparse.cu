@@ -5,7 +5,7 @@
 // first and the local blocks always, the others often. What at least `kVotes` of the eight chose is read once for
 // all of them, into tiles that the block shares; the rest each warp reads for itself, through a ring of its own
 // that no other warp waits for. A warp carries one running softmax through both.
-#include "tile.cuh"
+#include "chunk_attention/tile.cuh"
 
 struct SparseArguments {
     Batch batch;
@@ -58,6 +58,38 @@ struct Blocks {
         return block;
     }
 };
+
+// Weights of kKeys keys, of which the first is token `first_key` and lies in row 0 of a swizzled tile: p, packed as
+// the fragments A of p v. Keys after `position` weigh nothing.
+template <typename E, int kDim, int kKeys>
+__device__ __forceinline__ void weigh(u32 (&p)[kKeys / 8][2], float (&o)[kDim / 8][4], Softmax& softmax,
+                                      const u32 (&q)[kDim / 16][4], u32 keys, int first_key, int position,
+                                      float scale) {
+    const int lane = (int)(threadIdx.x & 31);
+    float s[kKeys / 8][4];
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[n][i] = 0.0f;
+#pragma unroll
+    for (int step = 0; step < kDim / 16; ++step)
+#pragma unroll
+        for (int n = 0; n < kKeys / 16; ++n) {
+            u32 b[4];
+            load_columns<kDim>(b, keys, n * 16, step);
+            E::mma(s[n * 2], q[step][0], q[step][1], q[step][2], q[step][3], b[0], b[1]);
+            E::mma(s[n * 2 + 1], q[step][0], q[step][1], q[step][2], q[step][3], b[2], b[3]);
+        }
+    if (first_key + kKeys - 1 > position) {
+        const int key = first_key + (lane & 3) * 2;
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                if (key + n * 8 + (i & 1) > position) s[n][i] = -kInfinity;
+    }
+    softmax.template update<E>(s, p, o, scale);
+}
 
 // kWarps warps, kSplit of them a token; a warp's ring holds kSlots tiles of kSlotKeys keys or values.
 template <typename E, int kDim, int kSplit, int kSlotKeys, int kSlots>
@@ -147,34 +179,6 @@ __device__ __forceinline__ void sparse_chunk(const SparseArguments& args) {
     const u16* value_base = args.values.base + (i64)head * args.values.head_stride;
     const u32 rings = shared_address(memory);
 
-    // Weights of the keys `first_key` .. of a tile of keys in shared memory.
-    auto weigh = [&](auto& p, u32 keys, int row, int first_key) {
-        constexpr int kTiles = (int)(sizeof(p) / sizeof(p[0]));
-        float s[kTiles][4];
-#pragma unroll
-        for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) s[n][i] = 0.0f;
-#pragma unroll
-        for (int step = 0; step < kDim / 16; ++step)
-#pragma unroll
-            for (int n = 0; n < kTiles / 2; ++n) {
-                u32 b[4];
-                load_columns<kDim>(b, keys, row + n * 16, step);
-                E::mma(s[n * 2], q[step][0], q[step][1], q[step][2], q[step][3], b[0], b[1]);
-                E::mma(s[n * 2 + 1], q[step][0], q[step][1], q[step][2], q[step][3], b[2], b[3]);
-            }
-        if (first_key + kTiles * 8 - 1 > position) {
-            const int key = first_key + (lane & 3) * 2;
-#pragma unroll
-            for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    if (key + n * 8 + (i & 1) > position) s[n][i] = -kInfinity;
-        }
-        softmax.template update<E>(s, p, o, args.scale);
-    };
-
     // Blocks that several of the tile's tokens chose.
     if constexpr (kSplit == 1) {
         Blocks ahead, now;
@@ -205,7 +209,7 @@ __device__ __forceinline__ void sparse_chunk(const SparseArguments& args) {
             if (own[slot_token * words + (current >> 5)] >> (current & 31) & 1u) {
                 const u32 keys = rings + (u32)stage * 2 * kTileBytes;
                 u32 p[8][2];
-                weigh(p, keys, 0, current * kPage);
+                weigh<E, kDim, kPage>(p, o, softmax, q, keys, current * kPage, position, args.scale);
                 add_values<E, kDim, kPage>(o, p, keys + kTileBytes, 0);
             }
             stage = stage + 1 == kStages ? 0 : stage + 1;
@@ -263,7 +267,8 @@ __device__ __forceinline__ void sparse_chunk(const SparseArguments& args) {
                 load_next();
                 copy_wait<kSlots - 1>();
                 __syncwarp();
-                weigh(p, ring + (u32)slot * kSlotBytes, 0, current * kPage + part * kSlotKeys);
+                weigh<E, kDim, kSlotKeys>(p, o, softmax, q, ring + (u32)slot * kSlotBytes,
+                                          current * kPage + part * kSlotKeys, position, args.scale);
                 slot = slot + 1 == kSlots ? 0 : slot + 1;
                 __syncwarp();
                 load_next();

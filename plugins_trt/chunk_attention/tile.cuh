@@ -2,7 +2,7 @@
 // tensor cores with the rows of an MMA tile being heads (and tokens) and its columns keys.
 #pragma once
 
-#include "../common.cuh"
+#include "common.cuh"
 
 // Up to `kTokens` neighbouring new tokens of one sequence, or (sequence -1) rows of padding.
 struct Tile {

@@ -1,7 +1,7 @@
 // Third pass of block selection: the best blocks of every (token, KV head), as a bitmap.
 //
 // The threshold is found bit by bit: scores are not negative, so their bits order as they do. Nothing is sorted.
-#include "keys.cuh"
+#include "chunk_selection/keys.cuh"
 
 constexpr int kChooseThreads = 128;
 

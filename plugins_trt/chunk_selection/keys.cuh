@@ -5,7 +5,7 @@
 // keys and its columns heads, so that the sum over heads is a sum over a quad of threads.
 #pragma once
 
-#include "../chunk_attention/tile.cuh"
+#include "chunk_attention/tile.cuh"
 
 constexpr int kTokens = 16;        // of a tile
 constexpr int kThreads = 256;      // eight warps of two tokens

@@ -1,6 +1,6 @@
 // Second pass of block selection: the softmax over fine compressed keys, summed over the heads of a KV head, its
 // maximum over the keys of each block.
-#include "keys.cuh"
+#include "chunk_selection/keys.cuh"
 
 template <typename E, int kDim, int kTiles>
 __device__ __forceinline__ void block_scores(const SelectionArguments& args) {

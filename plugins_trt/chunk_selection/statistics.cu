@@ -1,6 +1,6 @@
 // First pass of block selection: maximum and sum of the softmax of every (token, head) over compressed keys, the
 // coarse ones or the fine ones.
-#include "keys.cuh"
+#include "chunk_selection/keys.cuh"
 
 template <typename E, int kDim, int kTiles, int kSlots>
 __device__ __forceinline__ void statistics(const SelectionArguments& args) {
