@@ -23,11 +23,15 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class TokenTexts(Protocol):
-    """What the tokens of a model stand for."""
+    """What the tokens of a model stand for (:class:`edged.checkpoint.tokenizer.Tokenizer`)."""
 
     @property
     def special_token_ids(self) -> frozenset[int]:
         """Ids that are left out of the text where special tokens are skipped."""
+
+    @property
+    def has_byte_fallback(self) -> bool:
+        """Whether bytes are the fallback of text tokens, and not what every token is."""
 
     @property
     def strips_leading_space(self) -> bool:
@@ -35,10 +39,6 @@ class TokenTexts(Protocol):
 
     def token_text(self, token_id: int) -> str | bytes:
         """Text of one token, or its bytes where it may be a part of a character; empty for an id without a token."""
-
-    @property
-    def has_byte_fallback(self) -> bool:
-        """Whether bytes are the fallback of text tokens, and not what every token is."""
 
 
 class Detokenizer:
@@ -63,6 +63,8 @@ class Detokenizer:
         if token_id in self._skipped:
             return ""
         piece = self._texts.token_text(token_id)
+        if not piece:
+            return ""  # as if it were not there: it ends no run of bytes
         if self._decoder is not None:
             text = self._decoder.decode(piece) if isinstance(piece, bytes) else self.flush() + piece
         elif isinstance(piece, bytes):

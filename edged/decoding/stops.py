@@ -100,10 +100,7 @@ class StopMatcher:
     def _advance(self, char: str) -> str:
         """Move every candidate by one character; return the longest stop string that is complete, if any."""
         found = ""
-        active = []
-        for candidate in self._active:
-            if candidate.advance(char):
-                active.append(candidate)
+        active = [candidate for candidate in self._active if candidate.advance(char)]
         for candidate in self._by_first.get(char, ()):
             if not candidate.depth:
                 candidate.advance(char)

@@ -1,6 +1,6 @@
 """Messages between the daemon and the engine process, as frozen structs that msgspec checks on arrival.
 
-Daemon to engine: :class:`Submit`, :class:`Cancel`, :class:`Drain`, :class:`Shutdown`.
+Daemon to engine: :class:`Configure` first, then :class:`Submit`, :class:`Cancel`, :class:`Drain`, :class:`Shutdown`.
 Engine to daemon: :class:`Loading`, :class:`Ready`, :class:`Started`, :class:`Tokens`, :class:`Finished`, :class:`Failed`,
 :class:`Report`. Tensors never cross.
 """
@@ -9,29 +9,43 @@ from __future__ import annotations
 
 import msgspec
 
+from edged.config import Config  # noqa: TC001 - msgspec resolves the annotation
+from edged.decoding.sampling import Sampling
+from edged.decoding.stops import Stops
+
+__all__ = [
+    "Cancel",
+    "Configure",
+    "Drain",
+    "EngineFailed",
+    "Failed",
+    "Finished",
+    "LedgerRow",
+    "Loading",
+    "Message",
+    "ModelReport",
+    "Ready",
+    "Report",
+    "Sampling",
+    "Shutdown",
+    "Started",
+    "Stops",
+    "Submit",
+    "Timings",
+    "ToDaemon",
+    "ToEngine",
+    "Tokens",
+]
+
 
 class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Base: the class name travels as the tag."""
 
 
-class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Resolved sampling parameters of one request; every default has been applied."""
+class Configure(Message, frozen=True):
+    """What to load; the first message and sent once."""
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-
-
-class Stops(msgspec.Struct, frozen=True, omit_defaults=True):
-    """When a request ends."""
-
-    max_tokens: int
-    strings: tuple[str, ...] = ()
-    token_ids: tuple[int, ...] = ()
-    """End-of-sequence ids of the model and the request's own."""
-    eos_token_ids: tuple[int, ...] = ()
-    """The part of ``token_ids`` that is the model's own; reported as end of sequence."""
+    config: Config
 
 
 class Submit(Message, frozen=True):
@@ -56,7 +70,7 @@ class Cancel(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Finish what runs, then exit."""
+    """Finish what was submitted, then exit."""
 
 
 class Shutdown(Message, frozen=True):
@@ -158,6 +172,7 @@ class Failed(Message, frozen=True):
     code: int
     message: str
     retry_seconds: float | None = None
+    field: str = ""
 
 
 class EngineFailed(Message, frozen=True):
@@ -165,6 +180,8 @@ class EngineFailed(Message, frozen=True):
 
     code: int
     message: str
+    fatal: bool = False
+    """A new engine would end the same way (a damaged model folder, a budget that does not fit)."""
 
 
 class Report(Message, frozen=True):
@@ -174,5 +191,5 @@ class Report(Message, frozen=True):
     uptime_seconds: float
 
 
-ToEngine = Submit | Cancel | Drain | Shutdown
+ToEngine = Configure | Submit | Cancel | Drain | Shutdown
 ToDaemon = Loading | Ready | Started | Tokens | Finished | Failed | EngineFailed | Report

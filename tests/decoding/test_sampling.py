@@ -43,7 +43,8 @@ def test_a_value_outside_its_range_is_refused_by_name(name, value):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("temperature", 0), ("top_k", 1000), ("top_p", 1), ("seed", 2**64 - 1), ("top_p", 1e-9)]
+    ("name", "value"),
+    [("temperature", 0), ("top_k", 1000), ("top_p", 1), ("seed", 2**64 - 1), ("top_p", 1e-9)],
 )
 def test_the_ends_of_the_ranges_are_allowed(name, value):
     assert getattr(resolve_sampling(**{name: value}, vocabulary=1000), name) == value

@@ -3,7 +3,6 @@ from __future__ import annotations
 from fake_executor import FakeExecutor
 
 from edged.decoding.answer import Answer
-from edged.decoding.detokenizer import Detokenizer
 from edged.decoding.sampling import Sampling
 from edged.decoding.stops import Stops
 from edged.executor.base import ExecutorLimits
@@ -11,19 +10,20 @@ from edged.scheduler.request import Request
 from edged.scheduler.scheduler import Scheduler
 
 
-class NoTexts:
-    special_token_ids = frozenset()
-    strips_leading_space = False
-    has_byte_fallback = False
+class NoText:
+    def feed(self, token_id):
+        return ""
 
-    def token_text(self, token_id):
-        return b""
+    def flush(self):
+        return ""
 
 
 class HandStepped:
     """A scheduler and a fake executor, stepped by hand."""
 
-    def __init__(self, *, pages=32, max_sequences=4, max_step_tokens=64, prefill_chunk=16, queue=8, context=1024):
+    def __init__(
+        self, *, pages=32, max_sequences=4, max_step_tokens=64, prefill_chunk=16, queue=8, context=1024
+    ):
         self.limits = ExecutorLimits(max_step_tokens, max_sequences, context, pages, vocabulary=97)
         self.executor = FakeExecutor(self.limits)
         self.scheduler = Scheduler(self.limits, prefill_chunk=prefill_chunk, queue_capacity=queue)
@@ -31,7 +31,7 @@ class HandStepped:
         self.now = 0.0
 
     def request(self, name, prompt, max_tokens=4, *, sampling=None, **options):
-        answer = Answer(Detokenizer(NoTexts()), Stops(max_tokens))
+        answer = Answer(NoText(), Stops(max_tokens))
         return Request(
             name, prompt, sampling or Sampling(), answer, max_tokens=max_tokens, arrived=self.now, **options
         )
@@ -67,5 +67,3 @@ class HandStepped:
                 return
             self.step()
         raise AssertionError("the requests do not end")
-
-

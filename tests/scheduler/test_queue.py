@@ -29,7 +29,9 @@ def test_one_more_than_capacity_is_refused_with_the_numbers_and_a_time():
     queue = WaitingQueue(2)
     queue.push(Item("a", 0, 0), 1.0)
     queue.push(Item("b", 0, 1), 1.0)
-    with pytest.raises(ResourceExhaustedError, match=r"2 requests wait and the queue holds 2 \(queue.capacity\)") as info:
+    with pytest.raises(
+        ResourceExhaustedError, match=r"2 requests wait and the queue holds 2 \(queue.capacity\)"
+    ) as info:
         queue.push(Item("c", 9, 2), 2.5)
     assert info.value.retry_seconds == 2.5
     assert names(queue) == "ab"

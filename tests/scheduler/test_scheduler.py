@@ -196,7 +196,9 @@ arrivals = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(arrivals, st.integers(1, 80), st.integers(1, 4), st.integers(4, 12), st.integers(0, 64))
-def test_any_interleaving_gives_each_request_what_it_gets_alone(schedule, chunk, sequences, pages, extra_step_tokens):
+def test_any_interleaving_gives_each_request_what_it_gets_alone(
+    schedule, chunk, sequences, pages, extra_step_tokens
+):
     from hand_stepped import HandStepped
 
     bench = HandStepped(

@@ -1,0 +1,192 @@
+"""The engine process: ``python -m edged.worker.engine --fd N``, started by the daemon's supervisor.
+
+It takes its configuration from the channel, loads every model, draws one real token with each, says Ready and serves
+until the daemon drains it, shuts it down or is gone. Exit status: 0 after a drain, a shutdown or the daemon's end; 1
+after a fault, which EngineFailed has described if the channel still stood; 2 if it was not started by a supervisor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+
+from edged.config import Config, ModelConfig
+from edged.decoding.detokenizer import TokenTexts
+from edged.errors import CheckpointError, Code, EdgedError, LedgerError, UnsupportedError
+from edged.executor.base import Executor
+from edged.log import configure, get_logger
+from edged.worker.channel import ChannelClosedError, EngineChannel
+from edged.worker.loading import load_executor, load_texts
+from edged.worker.loop import EngineLoop
+from edged.worker.messages import Configure, EngineFailed, Loading, Ready
+from edged.worker.runner import ModelRunner
+from edged.worker.self_check import draw_one_token
+
+_PR_SET_PDEATHSIG = 1
+_PROGRESS_SECONDS = 0.1
+_log = get_logger("engine")
+
+LoadExecutor = Callable[[ModelConfig], tuple[str, Executor]]
+LoadTexts = Callable[[ModelConfig], TokenTexts]
+
+
+def serve(
+    connection: socket.socket,
+    *,
+    executor_of: LoadExecutor = load_executor,
+    texts_of: LoadTexts = load_texts,
+) -> int:
+    """Be the engine on ``connection``; return the exit status.
+
+    Args:
+        connection: The engine's end of the channel.
+        executor_of: Makes the executor of a model, not loaded yet, and says its name.
+        texts_of: Loads a model's tokenizer.
+    """
+    channel = EngineChannel(connection)
+    try:
+        config = _receive_config(channel)
+        configure(config.log.level, config.log.format, process="engine")
+        try:
+            loop = EngineLoop(channel, _load_models(channel, config, executor_of, texts_of))
+        except EdgedError as error:
+            fatal = isinstance(error, CheckpointError | LedgerError | UnsupportedError)
+            _log.error("a model does not load", why=error.message, fatal=fatal)
+            channel.send(EngineFailed(error.code.value, error.message, fatal=fatal))
+            return 1
+        end = loop.run()
+    except ChannelClosedError as error:
+        _log.warning("the engine ends", why=str(error))
+        return 0
+    except Exception as error:  # noqa: BLE001 - told to the daemon, whatever it is
+        _log.exception("the engine ends after a fault")
+        channel.send(EngineFailed(Code.INTERNAL.value, f"{type(error).__name__}: {error}"))
+        return 1
+    else:
+        _log.info("the engine ends", why=end.value)
+        return 0
+    finally:
+        channel.close()
+
+
+def _receive_config(channel: EngineChannel) -> Config:
+    """Wait for the first message.
+
+    Raises:
+        ChannelClosedError: The daemon is gone.
+        TypeError: The first message is another one.
+    """
+    messages = channel.receive(None)
+    while not messages:
+        messages = channel.receive(None)
+    if not isinstance(messages[0], Configure) or len(messages) > 1:
+        raise TypeError(f"the first message is {type(messages[0]).__name__}, not Configure alone")
+    return messages[0].config
+
+
+def _load_models(
+    channel: EngineChannel, config: Config, executor_of: LoadExecutor, texts_of: LoadTexts
+) -> list[ModelRunner]:
+    """Load and check every model, telling the daemon how far it is.
+
+    Raises:
+        EdgedError: A model does not load, or its first token is wrong.
+        ChannelClosedError: The daemon is gone.
+    """
+    runners = []
+    for model in config.models:
+        progress = _Progress(channel, model.name)
+        progress("executor", 0, 1)
+        name, executor = executor_of(model)
+        executor.load(progress)
+        progress("tokenizer", 0, 1)
+        texts = texts_of(model)
+        progress("first token", 0, 1)
+        seconds = draw_one_token(model.name, executor)
+        progress("first token", 1, 1)
+        _log.info("model loaded", model=model.name, executor=name, first_token_seconds=round(seconds, 4))
+        runners.append(
+            ModelRunner(
+                model,
+                executor,
+                texts,
+                executor_name=name,
+                queue_capacity=config.queue.capacity,
+                send=channel.send,
+                flush=channel.flush,
+            )
+        )
+    # What has been loaded lives as long as the process: the collector need not walk it again in the middle of a step.
+    gc.collect()
+    gc.freeze()
+    channel.send(Ready(tuple(runner.report() for runner in runners)))
+    channel.flush()
+    return runners
+
+
+class _Progress:
+    """Sends Loading messages, not more often than a person can see.
+
+    Args:
+        channel: To the daemon.
+        model: Name of the model that loads.
+    """
+
+    def __init__(self, channel: EngineChannel, model: str) -> None:
+        self._channel = channel
+        self._model = model
+        self._what = ""
+        self._sent = 0.0
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Report ``done`` of ``total`` units of ``what``."""
+        now = time.monotonic()
+        if what == self._what and done < total and now - self._sent < _PROGRESS_SECONDS:
+            return
+        self._what, self._sent = what, now
+        self._channel.send(Loading(self._model, what, done, total))
+        self._channel.flush()
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent ends, and end now if it has ended already.
+
+    Args:
+        parent: Process id of the daemon.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        raise SystemExit(0)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run as a process."""
+    parser = argparse.ArgumentParser(prog="edged.worker.engine", description="Started by the edged daemon.")
+    parser.add_argument("--fd", type=int, required=True, help="file descriptor of the channel")
+    parser.add_argument("--parent", type=int, required=True, help="process id of the daemon")
+    options = parser.parse_args(arguments)
+    # A terminal's ^C and systemd's SIGTERM reach the whole group; the daemon decides what they mean for the engine.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    die_with_parent(options.parent)
+    try:
+        os.set_inheritable(options.fd, False)
+        connection = socket.socket(fileno=options.fd)
+    except OSError as error:
+        print(f"edged.worker.engine: descriptor {options.fd} is no socket: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    return serve(connection)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

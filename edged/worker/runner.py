@@ -1,0 +1,268 @@
+"""One model inside the engine: its executor, scheduler and tokenizer, and the turn that takes them one step further."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from edged.decoding.answer import Answer
+from edged.decoding.detokenizer import Detokenizer
+from edged.errors import Code, EdgedError, InvalidArgumentError
+from edged.log import get_logger
+from edged.scheduler.request import Request
+from edged.scheduler.scheduler import Scheduler
+from edged.worker.messages import (
+    Cancel,
+    Failed,
+    Finished,
+    Message,
+    ModelReport,
+    Started,
+    Submit,
+    Timings,
+    Tokens,
+)
+
+if TYPE_CHECKING:
+    from edged.config import ModelConfig
+    from edged.decoding.detokenizer import TokenTexts
+    from edged.executor.base import Executor
+
+_log = get_logger("engine")
+
+Send = Callable[[Message], None]
+"""Queues a message to the daemon."""
+
+
+class ModelRunner:
+    """Runs the requests of one model.
+
+    Args:
+        config: The model's part of the configuration.
+        executor: Loaded and checked.
+        executor_name: ``torch`` or ``tensorrt``.
+        texts: The model's tokenizer.
+        queue_capacity: Most requests that wait.
+        send: Queues a message to the daemon.
+        flush: Sends what is queued.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        executor: Executor,
+        texts: TokenTexts,
+        *,
+        executor_name: str,
+        queue_capacity: int,
+        send: Send,
+        flush: Callable[[], None],
+    ) -> None:
+        self.config = config
+        self.executor = executor
+        self._executor_name = executor_name
+        self._texts = texts
+        self._limits = executor.limits
+        self._scheduler = Scheduler(
+            self._limits, prefill_chunk=config.prefill_chunk, queue_capacity=queue_capacity
+        )
+        self._send = send
+        self._flush = flush
+        self._prompt_tokens = 0
+        self._generated_tokens = 0
+        self._steps = 0
+        self._step_seconds = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request runs or waits."""
+        return self._scheduler.has_work
+
+    def submit(self, message: Submit) -> None:
+        """Take a request; one that is refused ends with Failed."""
+        now = time.monotonic()
+        try:
+            request = self._make_request(message, now)
+            self._scheduler.submit(request, now)
+        except EdgedError as error:
+            self._fail(message.request_id, error.code, error.message, error.retry_seconds, error.field)
+            return
+        _log.debug(
+            "request taken",
+            request_id=message.request_id,
+            model=message.model,
+            prompt_tokens=len(message.token_ids),
+            max_tokens=message.stops.max_tokens,
+        )
+
+    def cancel(self, message: Cancel) -> bool:
+        """Drop a request and free its pages; False if this model has none of that name."""
+        request = self._scheduler.cancel(message.request_id)
+        if request is None:
+            return False
+        self._fail(message.request_id, Code.CANCELLED, message.reason)
+        return True
+
+    def turn(self) -> None:
+        """Run one step, if anything is to be run, and send what came of it."""
+        scheduler = self._scheduler
+        now = time.monotonic()
+        for request in scheduler.expire(now):
+            self._fail(request.request_id, Code.DEADLINE_EXCEEDED, _deadline_message(request))
+        batch = scheduler.next_batch(now)
+        if scheduler.started:
+            self._send_started()
+        if batch is None:
+            return
+        before = time.monotonic()
+        drawn = self.executor.step(batch)
+        now = time.monotonic()
+        seconds = now - before
+        scheduler.stepped()
+        ended = []
+        for request, token in zip(scheduler.drawing, drawn.tolist(), strict=True):
+            request.last_token = token
+            if request.first_token_at == 0.0:
+                request.first_token_at = now
+            text = request.answer.accept(token)
+            self._send(Tokens(request.request_id, (token,), text, seconds))
+            if request.answer.finish is not None:
+                self._send_finished(request, now)
+                ended.append(request)
+        self._flush()  # the client has its token before anything else is done
+        for request in ended:
+            scheduler.finish(request, now)
+            _log.debug("request finished", request_id=request.request_id, generated=request.answer.generated)
+        self._steps += 1
+        self._step_seconds = seconds
+        self._generated_tokens += len(scheduler.drawing)
+        self._prompt_tokens += len(batch.token_ids) - len(scheduler.drawing)
+
+    def fail_all(self, running: str, waiting: str, retry_seconds: float) -> None:
+        """End every request because the engine ends.
+
+        Args:
+            running: Message for those that took part in the step that failed (INTERNAL).
+            waiting: Message for those that did not (UNAVAILABLE: the same request may work later).
+            retry_seconds: When the latter may come again.
+        """
+        scheduler = self._scheduler
+        for request in list(scheduler.running):
+            scheduler.cancel(request.request_id)
+            self._fail(request.request_id, Code.INTERNAL, running)
+        self.refuse_all(waiting, retry_seconds)
+
+    def refuse_all(self, message: str, retry_seconds: float) -> None:
+        """End every request with UNAVAILABLE."""
+        scheduler = self._scheduler
+        for request in [*scheduler.running, *scheduler.queue]:
+            scheduler.cancel(request.request_id)
+            self._fail(request.request_id, Code.UNAVAILABLE, message, retry_seconds)
+
+    def report(self) -> ModelReport:
+        """State of the model now."""
+        scheduler, config, limits = self._scheduler, self.config, self._limits
+        return ModelReport(
+            name=config.name,
+            state="ready",
+            executor=self._executor_name,
+            device=config.device,
+            dtype=config.dtype,
+            context_length=limits.context_length,
+            max_sequences=limits.max_sequences,
+            pages=limits.pages,
+            pages_free=scheduler.pool.pages_free,
+            running=len(scheduler.running),
+            waiting=len(scheduler.queue),
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            steps=self._steps,
+            last_step_seconds=self._step_seconds,
+        )
+
+    def check(self) -> None:
+        """Hold the pages and requests against their invariants.
+
+        Raises:
+            AssertionError: Pages are lost or owned twice.
+        """
+        self._scheduler.check()
+
+    def _make_request(self, message: Submit, now: float) -> Request:
+        """The scheduler's form of ``message``.
+
+        Raises:
+            InvalidArgumentError: A token id outside the vocabulary, ``max_tokens`` below 1, an empty stop string.
+        """
+        token_ids = message.token_ids
+        vocabulary = self._limits.vocabulary
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocabulary:
+            worst = next(token_id for token_id in token_ids if not 0 <= token_id < vocabulary)
+            raise InvalidArgumentError(
+                f"token id {worst} is outside the vocabulary: ids go from 0 to {vocabulary - 1}",
+                field="token_ids",
+            )
+        if message.stops.max_tokens < 1:
+            raise InvalidArgumentError(
+                f"stops.max_tokens is {message.stops.max_tokens}: at least 1", field="stops.max_tokens"
+            )
+        if "" in message.stops.strings:
+            raise InvalidArgumentError(
+                "stops.strings holds an empty string: leave it out", field="stops.strings"
+            )
+        detokenizer = Detokenizer(self._texts, skip_special_tokens=message.skip_special_tokens)
+        return Request(
+            message.request_id,
+            token_ids,
+            message.sampling,
+            Answer(detokenizer, message.stops),
+            max_tokens=message.stops.max_tokens,
+            deadline=message.deadline,
+            priority=message.priority,
+            arrived=now,
+        )
+
+    def _send_started(self) -> None:
+        started, self._scheduler.started = self._scheduler.started, []
+        for request in started:
+            queued = request.started_at - request.arrived
+            self._send(Started(request.request_id, len(request.prompt), queue_seconds=queued))
+        self._flush()  # before the first step, which may take long
+
+    def _send_finished(self, request: Request, now: float) -> None:
+        answer = request.answer
+        finish = answer.finish
+        assert finish is not None, "only an answer that ended is finished"  # noqa: S101
+        self._send(
+            Finished(
+                request.request_id,
+                finish.reason,
+                finish.text,
+                prompt_tokens=len(request.prompt),
+                generated_tokens=answer.generated,
+                matched_stop=finish.matched_stop,
+                matched_token_id=finish.matched_token_id,
+                timings=Timings(
+                    queue=request.started_at - request.arrived,
+                    prefill=request.first_token_at - request.started_at,
+                    decode=now - request.first_token_at,
+                    steps=request.steps,
+                ),
+            )
+        )
+
+    def _fail(
+        self, request_id: str, code: Code, message: str, retry_seconds: float | None = None, field: str = ""
+    ) -> None:
+        self._send(Failed(request_id, code.value, message, retry_seconds, field))
+        _log.debug("request failed", request_id=request_id, code=code.name, why=message)
+
+
+def _deadline_message(request: Request) -> str:
+    """Say how far a request came before its deadline."""
+    if request.started_at == 0.0:
+        return "the deadline passed while the request waited: give it more time or a higher priority"
+    if not request.answer.generated:
+        return f"the deadline passed after {request.stored} of {len(request.prompt)} prompt tokens: give it more time"
+    return f"the deadline passed after {request.answer.generated} tokens were generated: give it more time"

@@ -1,0 +1,368 @@
+"""The daemon's side of the engine: starts it, hands it requests, starts it again when it dies, and ends it.
+
+Every request that :meth:`Supervisor.submit` takes ends exactly once, with Finished or with an error: the engine says
+which, or the supervisor does when the engine is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from edged.errors import (
+    EdgedError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnavailableError,
+    from_code,
+)
+from edged.log import get_logger
+from edged.worker.channel import ChannelError
+from edged.worker.messages import (
+    Cancel,
+    Drain,
+    EngineFailed,
+    Failed,
+    Finished,
+    Loading,
+    ModelReport,
+    Ready,
+    Report,
+    Shutdown,
+    Started,
+    Submit,
+    ToDaemon,
+    Tokens,
+)
+from edged.worker.open_requests import OpenRequests
+from edged.worker.process import ENGINE_COMMAND, EngineProcess
+from edged.worker.restarts import RestartPolicy
+from edged.worker.state import State
+from edged.worker.stream import RequestStream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from edged.config import Config, ModelConfig
+
+_log = get_logger("supervisor")
+
+_FIRST_LOAD_SECONDS = 5.0
+"""What a client is told to wait for before any engine has loaded."""
+_SHUTDOWN_SECONDS = 2.0
+"""An engine that was told to shut down has this long before it is killed."""
+
+
+class Supervisor:
+    """Owns the engine process.
+
+    Every method and property belongs to the event loop that called :meth:`start`.
+
+    Args:
+        config: The whole configuration.
+        command: Program and arguments of an engine; the descriptor of the channel is added.
+    """
+
+    def __init__(self, config: Config, *, command: Sequence[str] = ENGINE_COMMAND) -> None:
+        self.models: dict[str, ModelReport] = {}
+        """Last known state of every model, in the configuration's order."""
+        self.loading: dict[str, Loading] = {}
+        """What each model that loads does now; empty once the engine serves."""
+        self.restarts = 0
+        """Times the engine was started again."""
+        self.last_error = ""
+        """Why the engine last ended against its will; empty if it never did."""
+        self.failure: EdgedError | None = None
+        """Why the state is FAILED."""
+        self._config = config
+        self._command = tuple(command)
+        self._state = State.LOADING
+        self._engine: EngineProcess | None = None
+        self._requests = OpenRequests(self._cancel)
+        self._callbacks: list[Callable[[State], None]] = []
+        self._policy = RestartPolicy()
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
+        self._load_seconds = _FIRST_LOAD_SECONDS
+        self._begun = self._expected_at = 0.0
+        self._ready_at: float | None = None
+        self._engine_error: EngineFailed | None = None
+        self._forget_models()
+
+    @property
+    def state(self) -> State:
+        """What the daemon can do for a client now."""
+        return self._state
+
+    @property
+    def finished(self) -> int:
+        """Requests that ended with Finished."""
+        return self._requests.finished
+
+    @property
+    def failed(self) -> int:
+        """Requests that ended with an error after they had been taken."""
+        return self._requests.failed
+
+    @property
+    def engine_pid(self) -> int:
+        """Process id of the engine; 0 while there is none."""
+        return 0 if self._engine is None else self._engine.pid
+
+    def subscribe(self, callback: Callable[[State], None]) -> Callable[[], None]:
+        """Call ``callback`` with every new state; return what ends that."""
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback)
+
+    async def wait_for(self, *states: State) -> State:
+        """Wait until the state is one of ``states`` and return it."""
+        changed = asyncio.Event()
+        unsubscribe = self.subscribe(lambda _: changed.set())
+        try:
+            while self._state not in states:
+                changed.clear()
+                await changed.wait()
+            return self._state
+        finally:
+            unsubscribe()
+
+    async def start(self) -> None:
+        """Begin to start the engine; the state says when it serves."""
+        self._task = asyncio.get_running_loop().create_task(self._keep_running(), name="edged-supervisor")
+
+    async def stop(self, drain_timeout: float) -> None:
+        """End the engine: let what was submitted finish for ``drain_timeout`` seconds, then end it all the same.
+
+        New requests are refused from now on. Requests that were cut off end with UNAVAILABLE.
+        """
+        serving = self._state is State.SERVING
+        self._stopping.set()
+        if self._state is not State.FAILED:
+            self._set_state(State.DRAINING)
+        if self._task is None:
+            return
+        if serving and self._engine is not None:
+            self._engine.send(Drain())
+            if not await self._ended(drain_timeout) and self._engine is not None:
+                _log.warning("the drain timeout passed", cut_off=len(self._requests))
+                self._engine.send(Shutdown())
+                await self._ended(_SHUTDOWN_SECONDS)
+        self.kill()
+        await asyncio.wait({self._task})
+
+    def kill(self) -> None:
+        """Kill the engine now and start no other; open requests end with UNAVAILABLE."""
+        self._stopping.set()
+        if self._state is not State.FAILED:
+            self._set_state(State.DRAINING)
+        if self._engine is not None:
+            self._engine.kill()
+
+    def submit(self, message: Submit) -> RequestStream:
+        """Hand a request to the engine.
+
+        Returns:
+            Its events. Leave it as a context manager or call ``cancel`` when the reader goes away.
+
+        Raises:
+            UnavailableError: The engine does not serve now; ``retry_seconds`` says when it is expected to.
+            NotFoundError: No model has that name.
+            ResourceExhaustedError: More requests wait than the queue holds, known before the engine is asked.
+            InvalidArgumentError: The request id is in use, or the message is too large for the channel.
+        """
+        engine = self._engine
+        if self._state is not State.SERVING or engine is None:
+            raise self._unavailable()
+        report = self.models.get(message.model)
+        if report is None:
+            raise NotFoundError(
+                f"no model is called {message.model}: there are {', '.join(self.models)}", field="model"
+            )
+        pending = self._requests.pending(message.model)
+        if pending >= self._config.queue.capacity + report.max_sequences:
+            raise ResourceExhaustedError(
+                f"{pending} requests wait for model {message.model} and the queue holds "
+                f"{self._config.queue.capacity} (queue.capacity): try again later",
+                retry_seconds=1.0,
+            )
+        if message.request_id in self._requests:
+            raise InvalidArgumentError(f"request id {message.request_id} is in use", field="request_id")
+        stream = RequestStream(
+            message.request_id, message.model, self._config.queue.stream_buffer, self._cancel
+        )
+        try:
+            engine.send(message)
+        except ChannelError as error:
+            raise InvalidArgumentError(f"the request is too large: {error}") from error
+        self._requests.add(stream)
+        return stream
+
+    def _cancel(self, stream: RequestStream, reason: str) -> None:
+        if self._engine is not None:
+            self._engine.send(Cancel(stream.request_id, reason))
+
+    def _unavailable(self) -> UnavailableError:
+        """Why a request is not taken, and when it would be."""
+        if self._state is State.FAILED:
+            return UnavailableError(f"the engine cannot be started: {self.last_error}")
+        if self._state is State.DRAINING:
+            return UnavailableError(
+                "the daemon stops and takes no new requests", retry_seconds=self._load_seconds
+            )
+        wait = max(0.5, self._expected_at - time.monotonic())
+        what = "loads its models" if self._state is State.LOADING else "starts again"
+        return UnavailableError(f"the engine {what}: try again in {wait:.1f} s", retry_seconds=wait)
+
+    # The engine's life
+
+    async def _keep_running(self) -> None:
+        """Run engines until one is the last."""
+        try:
+            while True:
+                await self._run_engine()
+                if self._stopping.is_set():
+                    return
+                delay = self._next_delay()
+                if delay is None:
+                    self._set_state(State.FAILED)
+                    return
+                self._expected_at = time.monotonic() + delay + self._load_seconds
+                self._set_state(State.RESTARTING)
+                _log.warning("the engine starts again", why=self.last_error, delay_seconds=delay)
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), delay)
+                if self._stopping.is_set():
+                    return
+                self.restarts += 1
+        except Exception as error:  # noqa: BLE001 - whatever it is, clients and health must learn of it
+            _log.exception("the supervisor failed")
+            self.failure = EdgedError(f"the supervisor failed: {error}")
+            self.last_error = str(error)
+            self.kill()
+            self._lose_requests(self.last_error)
+            self._set_state(State.FAILED)
+
+    def _next_delay(self) -> float | None:
+        """Seconds until the next engine, or None, with ``failure`` set, when there is to be none."""
+        error = self._engine_error
+        if error is not None and self._is_fatal():
+            self.failure = from_code(error.code, error.message)
+            _log.error("the engine cannot be started", why=error.message)
+            return None
+        served = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
+        delay = self._policy.next_delay(served)
+        if delay is None:
+            self.last_error = (
+                f"the engine ended {self._policy.attempts + 1} times in a row, last: {self.last_error}"
+            )
+            self.failure = UnavailableError(self.last_error)
+            _log.error("the engine is not started again", why=self.last_error)
+        return delay
+
+    def _is_fatal(self) -> bool:
+        """Whether the engine has said that a new one would end the same way."""
+        return self._engine_error is not None and self._engine_error.fatal
+
+    async def _run_engine(self) -> None:
+        """Start one engine and see it to its end."""
+        self._ready_at = None
+        self._engine_error = None
+        self._begun = time.monotonic()
+        self._expected_at = self._begun + self._load_seconds
+        try:
+            engine = await EngineProcess.start(self._config, self._receive, self._command)
+        except OSError as error:
+            self.last_error = f"the engine process does not start: {error}"
+            return
+        self._engine = engine
+        if self._stopping.is_set():
+            engine.kill()
+        _log.info("engine started", engine_pid=engine.pid)
+        await engine.wait_closed()
+        self._engine = None
+        if not self._is_fatal():
+            self._become_unavailable()
+        self._lose_requests("the engine process ended")
+        self._forget_models()
+        how = await engine.wait_exited()
+        if self._stopping.is_set():
+            _log.info("engine ended", how=how)
+        else:
+            reason = how if self._engine_error is None else f"{self._engine_error.message} ({how})"
+            self.last_error = reason
+            _log.error("engine ended", how=how, why=reason)
+
+    async def _ended(self, timeout: float) -> bool:
+        """Wait for the last engine's end; False if ``timeout`` seconds passed first."""
+        assert self._task is not None  # noqa: S101 - only asked once started
+        done, _ = await asyncio.wait({self._task}, timeout=timeout)
+        return bool(done)
+
+    def _become_unavailable(self) -> None:
+        """The engine is gone or about to go, and a new one comes."""
+        if not self._stopping.is_set():
+            self._expected_at = time.monotonic() + self._load_seconds
+            self._set_state(State.RESTARTING)
+
+    def _set_state(self, state: State) -> None:
+        if state is self._state:
+            return
+        self._state = state
+        _log.info("state", state=state.value)
+        for callback in tuple(self._callbacks):
+            callback(state)
+
+    def _forget_models(self) -> None:
+        """No engine holds the models: show them as the configuration has them."""
+        self.models = {model.name: _unloaded(model) for model in self._config.models}
+        self.loading = {}
+
+    def _lose_requests(self, why: str) -> None:
+        """End every open request because no engine is left to do it."""
+        wait = max(0.5, self._expected_at - time.monotonic())
+        message = f"{why}: the request is lost, try again in {wait:.1f} s"
+        self._requests.fail_all(lambda: UnavailableError(message, retry_seconds=wait))
+
+    def _receive(self, message: ToDaemon) -> None:
+        """Act on one message of the engine."""
+        if isinstance(message, Tokens | Started | Finished | Failed):
+            self._requests.give(message)
+        elif isinstance(message, Report):
+            self._note_models(message.models)
+        elif isinstance(message, Loading):
+            self.loading[message.model] = message
+        elif isinstance(message, Ready):
+            self._note_models(message.models)
+            self.loading = {}
+            self._ready_at = time.monotonic()
+            self._load_seconds = self._ready_at - self._begun
+            if not self._stopping.is_set():
+                self._set_state(State.SERVING)
+        elif isinstance(message, EngineFailed):
+            self._engine_error = message
+            if not self._is_fatal():
+                self._become_unavailable()  # it answers nothing more, though its end is still to come
+
+    def _note_models(self, models: tuple[ModelReport, ...]) -> None:
+        for report in models:
+            self.models[report.name] = report
+
+
+def _unloaded(model: ModelConfig) -> ModelReport:
+    """What is known of a model that is not loaded."""
+    return ModelReport(
+        name=model.name,
+        state="loading",
+        executor=model.executor,
+        device=model.device,
+        dtype=model.dtype,
+        context_length=model.context_length,
+        max_sequences=model.max_sequences,
+        pages=0,
+        pages_free=0,
+        running=0,
+        waiting=0,
+    )

@@ -1,0 +1,66 @@
+"""An engine process around the fake executor: `fake_engine.py --fd N --parent PID [settings]`.
+
+A token's text is the letter `a` to `z` of its id. What the environment variable FAKE_ENGINE says as JSON decides over
+the executor (see `main`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from fake_executor import FakeExecutor
+
+from edged import errors
+from edged.executor.base import ExecutorLimits
+from edged.worker.engine import die_with_parent, serve
+
+VOCABULARY = 97
+
+
+class Letters:
+    special_token_ids = frozenset()
+    has_byte_fallback = True
+    strips_leading_space = False
+
+    def token_text(self, token_id):
+        return chr(ord("a") + token_id % 26)
+
+
+def main():
+    settings = json.loads(os.environ.get("FAKE_ENGINE", "{}"))
+    fd, parent = int(sys.argv[2]), int(sys.argv[4])
+    die_with_parent(parent)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if settings.get("exit_at_start"):
+        sys.exit(settings["exit_at_start"])
+    time.sleep(settings.get("load_seconds", 0))
+
+    def executor_of(config):
+        limits = ExecutorLimits(
+            max_step_tokens=config.prefill_chunk + config.max_sequences,
+            max_sequences=config.max_sequences,
+            context_length=config.context_length,
+            pages=config.max_sequences * -(-config.context_length // 64),
+            vocabulary=VOCABULARY,
+        )
+        error = settings.get("load_error")
+        return "fake", FakeExecutor(
+            limits,
+            step_seconds=settings.get("step_seconds", 0),
+            fail_at=settings.get("fail_at"),
+            load_error=None if error is None else getattr(errors, error)(f"{config.name} does not load"),
+        )
+
+    sys.exit(serve(socket.socket(fileno=fd), executor_of=executor_of, texts_of=lambda _: Letters()))
+
+
+if __name__ == "__main__":
+    main()
