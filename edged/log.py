@@ -29,6 +29,7 @@ LEVELS = {
 _PRIVATE_FIELDS = frozenset(
     {"answer", "chat", "content", "messages", "prompt", "rendered", "stops", "strings", "text", "token_ids"}
 )
+_FIRST_KEYS = ("timestamp", "level", "process", "component", "message", "request_id")
 # What journald takes from the start of a line (sd-daemon(3)).
 _PRIORITIES = {"debug": "<7>", "info": "<6>", "warning": "<4>", "error": "<3>", "critical": "<2>"}
 
@@ -132,11 +133,17 @@ def _hide_private_fields(_logger: WrappedLogger, _method: str, event: EventDict)
     return event
 
 
+def _put_first_things_first(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Order a line for the eye."""
+    return {**{key: event[key] for key in _FIRST_KEYS if key in event}, **event}
+
+
 def _json_processors(*, journal: bool) -> list[Processor]:
     """Last processors for JSON lines; ``journal`` puts journald's priority before each line."""
     processors: list[Processor] = [
         structlog.processors.format_exc_info,
         structlog.processors.EventRenamer("message"),
+        _put_first_things_first,
     ]
     render = structlog.processors.JSONRenderer(sort_keys=False, ensure_ascii=False)
     if not journal:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["fixtures.daemon"]
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -12,6 +12,7 @@ from edged.server.responses import chunk_response, finished_response, started_re
 from edged.server.validation import (
     check_priority,
     check_prompt_length,
+    check_prompt_size,
     check_text,
     check_token_ids,
     resolve_stops,

@@ -1,0 +1,7 @@
+"""``python -m edged`` is the daemon."""
+
+import sys
+
+from edged.daemon import main
+
+sys.exit(main())

@@ -1,0 +1,258 @@
+"""Starts and stops everything: ``edged --config FILE``.
+
+Exit status: 0 after a drain, also one whose time ran out; 1 after a fault of edged's own; 2 for a wrong command line;
+66 when a model folder is refused; 69 when the daemon cannot listen; 75 when the engine cannot be started; 78 when the
+configuration is refused or does not fit its memory budget; 130 or 143 when a second SIGINT or SIGTERM cut the drain
+short.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import enum
+import gc
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edged import __version__, log
+from edged.config_reader import read_config
+from edged.errors import (
+    CheckpointError,
+    Code,
+    ConfigError,
+    EdgedError,
+    LedgerError,
+    ListenError,
+)
+from edged.memory.ledger import plan_memory
+from edged.server.listeners import Listeners
+from edged.server.server import Server
+from edged.systemd import Notifier
+from edged.units import format_size
+from edged.worker.state import State
+from edged.worker.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edged.config import Config
+    from edged.memory.ledger import Ledger
+
+_PROGRESS_SECONDS = 1.0
+_LOAD_PATIENCE_SECONDS = 60.0
+"""systemd waits this long after the last progress of loading."""
+_STOP_MARGIN_SECONDS = 15.0
+
+logger = log.get_logger("daemon")
+
+
+class ExitCode(enum.IntEnum):
+    """What the daemon's exit status says. Those from 64 on are sysexits.h's."""
+
+    OK = 0
+    INTERNAL = 1
+    USAGE = 2
+    MODEL = 66
+    LISTEN = 69
+    ENGINE = 75
+    CONFIG = 78
+
+
+def exit_code(error: EdgedError) -> ExitCode:
+    """The exit status of a daemon that ``error`` keeps from serving."""
+    if isinstance(error, ListenError):
+        return ExitCode.LISTEN
+    if isinstance(error, (ConfigError, LedgerError)):
+        return ExitCode.CONFIG
+    if isinstance(error, CheckpointError):
+        return ExitCode.MODEL
+    # What came through the channel has lost its class and kept its code.
+    by_code = {
+        Code.FAILED_PRECONDITION: ExitCode.MODEL,
+        Code.RESOURCE_EXHAUSTED: ExitCode.CONFIG,
+        Code.UNIMPLEMENTED: ExitCode.CONFIG,
+        Code.INVALID_ARGUMENT: ExitCode.CONFIG,
+        Code.UNAVAILABLE: ExitCode.ENGINE,
+    }
+    return by_code.get(error.code, ExitCode.INTERNAL)
+
+
+class Daemon:
+    """One run of the daemon.
+
+    Args:
+        config: The configuration.
+        ledger: Its static budget.
+        notifier: To systemd.
+    """
+
+    def __init__(self, config: Config, ledger: Ledger, notifier: Notifier) -> None:
+        self._config = config
+        self._notifier = notifier
+        self._supervisor = Supervisor(config)
+        self._server = Server(config, self._supervisor, ledger)
+        self._signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+        self._ready = False
+
+    async def run(self) -> int:
+        """Serve until a signal or the engine's failure ends it; return the exit status.
+
+        Raises:
+            EdgedError: Serving is not possible; everything that was started has been stopped.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signals.put_nowait, number)
+        self._server.claim()
+        try:
+            await self._server.start()
+            logger.info("listening", addresses=list(self._server.addresses), version=__version__)
+            self._supervisor.subscribe(self._on_state)
+            await self._supervisor.start()
+            first = asyncio.create_task(self._signals.get())
+            try:
+                await self._serve_until(first)
+            finally:
+                first.cancel()
+            return await self._drain() if first.done() else ExitCode.INTERNAL
+        finally:
+            self._supervisor.kill()
+            await self._supervisor.stop(0.0)
+            await self._server.stop()
+
+    async def _serve_until(self, first_signal: asyncio.Task[signal.Signals]) -> None:
+        """Load and serve until the signal comes.
+
+        Raises:
+            EdgedError: A model does not load, or the engine cannot be started any more.
+        """
+        loading = asyncio.create_task(self._server.load_models())
+        failing = asyncio.create_task(self._supervisor.wait_for(State.FAILED))
+        reporting = asyncio.create_task(self._report_progress())
+        try:
+            await asyncio.wait({first_signal, failing, loading}, return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                loading.result()
+                self._on_state(self._supervisor.state)
+                await asyncio.wait({first_signal, failing}, return_when=asyncio.FIRST_COMPLETED)
+            if failing.done() and self._supervisor.failure is not None:
+                raise self._supervisor.failure
+        finally:
+            for task in (loading, failing, reporting):
+                task.cancel()
+
+    async def _drain(self) -> int:
+        """Let running requests finish within the drain timeout, unless a second signal comes."""
+        timeout = self._config.drain_timeout
+        logger.info("draining", timeout_seconds=timeout)
+        self._notifier.stopping(f"draining for at most {timeout:g} s")
+        self._notifier.extend_timeout(timeout + _STOP_MARGIN_SECONDS)
+        stopping = asyncio.create_task(self._stop_in_order(timeout))
+        second = asyncio.create_task(self._signals.get())
+        await asyncio.wait({stopping, second}, return_when=asyncio.FIRST_COMPLETED)
+        if stopping.done():
+            second.cancel()
+            stopping.result()
+            logger.info("stopped")
+            return ExitCode.OK
+        number = second.result()
+        logger.warning("stopped by a second signal before the drain was over", signal=number.name)
+        self._supervisor.kill()
+        with suppress(asyncio.TimeoutError):
+            # The clients whose requests are cut off are told so.
+            await asyncio.wait_for(stopping, 1.0)
+        return 128 + number
+
+    async def _stop_in_order(self, timeout: float) -> None:
+        await self._supervisor.stop(timeout)
+        await self._server.stop()
+
+    def _on_state(self, state: State) -> None:
+        """Tell systemd; READY once, when the first request would be served."""
+        names = ", ".join(model.name for model in self._config.models)
+        if state is State.SERVING and self._server.models_loaded:
+            if not self._ready:
+                self._ready = True
+                # What is loaded now stays: the collector need not look at it again while tokens stream.
+                gc.collect()
+                gc.freeze()
+                logger.info("serving", models=names)
+                self._notifier.ready(f"serving {names}")
+            else:
+                self._notifier.status(f"serving {names}")
+        elif state is State.RESTARTING:
+            self._notifier.status(f"restarting the engine: {self._supervisor.last_error}")
+        elif state is State.FAILED:
+            self._notifier.status(f"failed: {self._supervisor.last_error}")
+
+    async def _report_progress(self) -> None:
+        """Tell systemd how far loading is, and ask for more time as long as it advances."""
+        last: object = None
+        while True:
+            loading = dict(self._supervisor.loading)
+            if loading and loading != last:
+                last = loading
+                parts = [
+                    f"{name}: {now.what} {now.done / now.total:.0%}"
+                    for name, now in loading.items()
+                    if now.total
+                ]
+                self._notifier.status(f"loading {', '.join(parts)}")
+                if not self._ready:
+                    self._notifier.extend_timeout(_LOAD_PATIENCE_SECONDS)
+            await asyncio.sleep(_PROGRESS_SECONDS)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; return its exit status."""
+    options = _parse(arguments)
+    notifier = Notifier.from_environment()
+    try:
+        config = read_config(options.config)
+        log.configure(config.log.level, config.log.format, process="daemon")
+        ledger = plan_memory(config)
+        if options.check:
+            Listeners(config.listen).unix.check()
+            sys.stdout.write(_check_report(options.config, config, ledger))
+            return ExitCode.OK
+        return asyncio.run(Daemon(config, ledger, notifier).run())
+    except EdgedError as error:
+        code = exit_code(error)
+        notifier.status(error.message)
+        sys.stderr.write(f"edged: {error.message}\n")
+        return code
+    except Exception:
+        logger.exception("the daemon failed")
+        return ExitCode.INTERNAL
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="edged",
+        description="Serve language models over gRPC inside a static memory budget.",
+        epilog=(
+            "Exit status: 0 stopped after a drain; 1 internal fault; 2 wrong command line; 66 a model folder is refused; "
+            "69 cannot listen; 75 the engine cannot be started; 78 the configuration is refused or does not fit its "
+            "memory budget; 130 or 143 a second SIGINT or SIGTERM cut the drain short."
+        ),
+    )
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the configuration (YAML)")
+    parser.add_argument(
+        "--check", action="store_true", help="check the configuration and its memory budget, then exit"
+    )
+    parser.add_argument("--version", action="version", version=f"edged {__version__}")
+    return parser.parse_args(arguments)
+
+
+def _check_report(path: Path, config: Config, ledger: Ledger) -> str:
+    """What ``--check`` prints when nothing is wrong."""
+    models = "1 model" if len(config.models) == 1 else f"{len(config.models)} models"
+    return f"{path}: {models}, {format_size(ledger.total)} of {format_size(ledger.budget)}; nothing is wrong with it\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
