@@ -1,0 +1,133 @@
+"""The decoder as one ONNX model, emitted from the definition that the torch executor runs.
+
+Every weight is an input. A step is a ragged batch of S sequences with T new tokens in all; the node ``edged::Attention``
+of each layer stores their keys and values in pages that it finds by layer index, selects and attends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import onnx
+from onnx import helper
+
+from edged import __version__
+from edged.engine.onnx_nodes import ELEMENT_TYPES, Dim, OnnxNodes
+from edged.engine.onnx_operators import OnnxOperators, StepInputs
+from edged.errors import UnsupportedError
+from edged.models.decoder import Decoder
+from edged.models.weights import weight_specs
+from plugins_trt.tensorrt.names import NAMESPACE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from edged.models.architecture import Architecture
+    from plugins_trt.contract import SelectionRule
+
+OPSET, IR_VERSION = 18, 8
+"""What the parser of TensorRT 10.3 (ONNX 1.16) reads."""
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+TOKENS, SEQUENCES, BOUNDARIES, PAGES, ROWS, POSITIONS = (
+    "tokens",
+    "sequences",
+    "sequences_and_one",
+    "pages",
+    "rows",
+    "max_positions",
+)
+"""Names of the sizes that are known at run time alone."""
+
+STEP_INPUTS: Mapping[str, tuple[str, tuple[Dim, ...]]] = {
+    "token_ids": ("int32", (TOKENS,)),
+    "positions": ("int32", (TOKENS,)),
+    "sequence_starts": ("int32", (BOUNDARIES,)),
+    "lengths": ("int32", (SEQUENCES,)),
+    "page_tables": ("int32", (SEQUENCES, PAGES)),
+    "tree_masks": ("int64", (TOKENS,)),
+    "logit_rows": ("int32", (ROWS,)),
+}
+"""Element type and shape of what changes from step to step."""
+
+LOGITS = "logits"
+"""The output: fp32 ``[rows, vocabulary]``."""
+
+
+@dataclass(frozen=True)
+class GraphSpec:
+    """What a graph depends on.
+
+    Attributes:
+        architecture: The model's hyper-parameters.
+        dtype: Of activations and weights: float32, float16 or bfloat16 (plugins take the last two).
+        selection: Which blocks a query attends to; None attends densely everywhere.
+    """
+
+    architecture: Architecture
+    dtype: str
+    selection: SelectionRule | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a dtype that no graph has."""
+        if self.dtype not in DTYPES:
+            raise UnsupportedError(
+                f"dtype {self.dtype!r}: a graph has one of {', '.join(DTYPES)}", field="dtype"
+            )
+
+    def input_shapes(self) -> dict[str, tuple[str, tuple[Dim, ...]]]:
+        """Element type and shape of every input: the step's, the rotary tables, the weights."""
+        half = self.architecture.head_dim // 2
+        shapes = dict(STEP_INPUTS)
+        shapes["rope_cosine"] = shapes["rope_sine"] = ("float32", (POSITIONS, half))
+        for spec in weight_specs(self.architecture):
+            shapes[spec.name] = (self.dtype, spec.shape)
+        return shapes
+
+
+def emit(spec: GraphSpec) -> onnx.ModelProto:
+    """Emit the model.
+
+    Raises:
+        onnx.checker.ValidationError: It does not pass ONNX's own checker, which is a fault of edged's.
+    """
+    nodes = OnnxNodes()
+    values = {name: nodes.input(name, dtype, shape) for name, (dtype, shape) in spec.input_shapes().items()}
+    step = StepInputs(**{name: values[name] for name in (*STEP_INPUTS, "rope_cosine", "rope_sine")})
+    weights = {each.name: values[each.name] for each in weight_specs(spec.architecture)}
+    decoder = Decoder(spec.architecture, weights)
+    result = decoder.forward(OnnxOperators(nodes, spec.architecture, step, spec.dtype, spec.selection))
+    nodes.nodes.append(helper.make_node("Identity", [result.name], [LOGITS], name=LOGITS))
+    output = helper.make_tensor_value_info(
+        LOGITS, ELEMENT_TYPES["float32"], [ROWS, spec.architecture.vocabulary]
+    )
+    graph = helper.make_graph(
+        nodes.nodes,
+        "decoder",
+        nodes.inputs,
+        [output],
+        initializer=nodes.initializers,
+        value_info=nodes.values,
+    )
+    model = helper.make_model(
+        graph,
+        opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(NAMESPACE, 1)],
+        ir_version=IR_VERSION,
+        producer_name="edged",
+        producer_version=__version__,
+    )
+    onnx.checker.check_model(model)
+    return model
+
+
+def serialize(model: onnx.ModelProto) -> bytes:
+    """The model's bytes; the same for the same model."""
+    return model.SerializeToString(deterministic=True)
+
+
+def digest(data: bytes) -> str:
+    """SHA-256 of a serialized graph, in hex."""
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,11 @@
+"""Names and versions that a graph's nodes and the plugins share."""
+
+from __future__ import annotations
+
+NAMESPACE = "edged"
+"""ONNX domain and plugin namespace of every node of ours."""
+
+ATTENTION = "Attention"
+
+ATTENTION_VERSION = "1"
+"""Rises when the plugin's fields, inputs or outputs change."""

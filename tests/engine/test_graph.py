@@ -1,0 +1,232 @@
+"""The emitted ONNX graph, held to the torch executor that runs the same definition."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx.reference import ReferenceEvaluator
+from reference_attention import Attention, Pages
+from safetensors.numpy import load_file
+from small_models import CONFIGS, Sequences, write_model
+
+from edged.config import ModelConfig
+from edged.engine.graph import GraphSpec, digest, emit, serialize
+from edged.engine.rope_tables import rope_tables
+from edged.errors import UnsupportedError
+from edged.models.architecture import Architecture
+from edged.models.weights import weight_specs
+from plugins_trt.contract import SelectionRule
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from edged.executor.base import StepBatch
+
+CONTEXT = 256
+
+
+def graph_inputs(batch: StepBatch, masks: list[int] | None = None) -> dict[str, Any]:
+    """The step as the graph's inputs; a chain's mask names every token of its sequence up to itself."""
+    starts = batch.sequence_starts
+    chain = [
+        (2 << (row - int(start))) - 1 if row - start < 64 else 0
+        for start, end in itertools.pairwise(starts)
+        for row in range(start, end)
+    ]
+    words = np.array(chain if masks is None else masks, np.uint64)
+    return {
+        "token_ids": batch.token_ids,
+        "positions": batch.positions,
+        "sequence_starts": starts,
+        "lengths": batch.lengths,
+        "page_tables": np.stack(list(batch.page_tables)),
+        "tree_masks": words.view(np.int64),
+        "logit_rows": batch.logit_rows,
+    }
+
+
+class GraphRunner:
+    """Runs the graph of a model folder with ONNX's reference evaluator."""
+
+    def __init__(self, folder: Path, architecture: Architecture, pages: int) -> None:
+        self.pages = Pages(architecture.layers, pages, architecture.kv_heads, architecture.head_dim)
+        tensors = load_file(folder / "model.safetensors")
+        self.constants = {
+            spec.name: np.concatenate([tensors[source.name] for source in spec.sources])
+            for spec in weight_specs(architecture)
+        }
+        self.constants["rope_cosine"], self.constants["rope_sine"] = rope_tables(architecture, CONTEXT)
+        model = emit(GraphSpec(architecture, "float32"))
+        onnx.checker.check_model(model, full_check=True)
+        self.evaluator = ReferenceEvaluator(model, new_ops=[Attention])
+
+    def logits(self, inputs: dict[str, Any]) -> Any:
+        outputs: list[Any] = list(self.evaluator.run(None, {**self.constants, **inputs}))
+        return outputs[0]
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_the_graph_gives_the_logits_of_the_torch_executor(family: str, tmp_path: Path) -> None:
+    from edged.executor.torch_executor import TorchExecutor
+
+    architecture = write_model(tmp_path, family)
+    config = ModelConfig(
+        family, tmp_path, context_length=CONTEXT, max_sequences=3, prefill_chunk=CONTEXT, threads=1
+    )
+    executor = TorchExecutor(config)
+    executor.load(lambda *_: None)
+    graph = GraphRunner(tmp_path, architecture, executor.limits.pages)
+    sequences = Sequences(3, CONTEXT // 64, architecture.vocabulary)
+    # A long prompt and short ones; the long one goes on beside decoding; all decode; across a page's end.
+    for new in ({0: 70, 1: 5, 2: 1}, {0: 57, 1: 1, 2: 1}, {0: 1, 1: 1, 2: 1}, {2: 3, 0: 1}, {1: 1}):
+        batch = sequences.step(new)
+        expected = executor.logits(batch)
+        found = graph.logits(graph_inputs(batch))
+        assert found.shape == expected.shape
+        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-4 * np.abs(expected).max())
+
+
+def test_padding_rows_and_empty_sequences_change_nothing(tmp_path: Path) -> None:
+    architecture = write_model(tmp_path, "llama")
+    graph = GraphRunner(tmp_path, architecture, 8)
+    sequences = Sequences(2, 2, architecture.vocabulary)
+    exact = graph_inputs(sequences.step({0: 5, 1: 2}))
+    padded = {
+        **exact,
+        **{
+            name: np.append(exact[name], [0]).astype(exact[name].dtype) for name in ("token_ids", "positions")
+        },
+        "tree_masks": np.append(exact["tree_masks"], [0]),
+        "sequence_starts": np.append(exact["sequence_starts"], [7]).astype(np.int32),
+        "lengths": np.append(exact["lengths"], [0]).astype(np.int32),
+        "page_tables": np.vstack([exact["page_tables"], [[0, 0]]]).astype(np.int32),
+    }
+    np.testing.assert_allclose(graph.logits(padded), graph.logits(exact), rtol=1e-5, atol=1e-5)
+
+
+def test_a_tree_gives_each_node_the_logits_of_its_own_path(tmp_path: Path) -> None:
+    architecture = write_model(tmp_path, "qwen3")
+    graph = GraphRunner(tmp_path, architecture, 4)
+    sequences = Sequences(1, 2, architecture.vocabulary)
+    graph.logits(graph_inputs(sequences.step({0: 9})))
+    #     0
+    #    / \
+    #   1   2
+    #   |   |
+    #   3   4
+    parents = {0: None, 1: 0, 2: 0, 3: 1, 4: 2}
+    paths = {0: [0], 1: [0, 1], 2: [0, 2], 3: [0, 1, 3], 4: [0, 2, 4]}
+    assert all(paths[node][-2:-1] == ([] if parent is None else [parent]) for node, parent in parents.items())
+    tree = sequences.step({0: 5})
+    ids = tree.token_ids.copy()
+    inputs = graph_inputs(tree, [sum(1 << ancestor for ancestor in path) for path in paths.values()])
+    inputs["positions"] = np.array([9 + len(path) - 1 for path in paths.values()], np.int32)
+    inputs["logit_rows"] = np.arange(5, dtype=np.int32)
+    found = graph.logits(inputs)
+    for node, path in paths.items():
+        chain = {
+            **inputs,
+            "token_ids": ids[path],
+            "positions": np.arange(9, 9 + len(path), dtype=np.int32),
+            "sequence_starts": np.array([0, len(path)], np.int32),
+            "tree_masks": np.array([(2 << depth) - 1 for depth in range(len(path))], np.int64),
+            "logit_rows": np.array([len(path) - 1], np.int32),
+        }
+        np.testing.assert_allclose(found[node], graph.logits(chain)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_attention_nodes_carry_everything_a_plugin_needs() -> None:
+    architecture = Architecture.from_config(CONFIGS["qwen3"])
+    rule = SelectionRule(init_blocks=1, window=512, top_k=8, dense_below=1024, lse="exact")
+    model = emit(GraphSpec(architecture, "bfloat16", rule))
+    nodes = [node for node in model.graph.node if node.domain == "edged"]
+    assert [node.op_type for node in nodes] == ["Attention"] * architecture.layers
+    for layer, node in enumerate(nodes):
+        attributes = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+        assert attributes.pop("epsilon") == pytest.approx(1e-5)
+        assert attributes == {
+            "plugin_version": b"1",
+            "plugin_namespace": b"edged",
+            "layer": layer,
+            "heads": 4,
+            "kv_heads": 2,
+            "head_dim": 32,
+            "qk_norm": 1,
+            "dense_below": 1024,
+            "init_blocks": 1,
+            "window": 512,
+            "top_k": 8,
+            "local_blocks": 9,
+            "lse": b"exact",
+        }
+        assert list(node.input)[-2:] == [f"layers.{layer}.q_norm", f"layers.{layer}.k_norm"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_tensor_between_operators_has_the_graphs_dtype(dtype: str) -> None:
+    architecture = Architecture.from_config(CONFIGS["minicpm"])
+    model = onnx.shape_inference.infer_shapes(emit(GraphSpec(architecture, dtype)), strict_mode=True)
+    onnx.checker.check_model(model, full_check=True)
+    types = {value.name: value.type.tensor_type.elem_type for value in model.graph.value_info}
+    wanted = getattr(onnx.TensorProto, dtype.upper())
+    products = [node.output[0] for node in model.graph.node if node.op_type in ("Gemm", "Attention")]
+    assert len(products) == architecture.layers * 5 + 1
+    assert {types[name] for name in products} == {wanted}
+    assert model.graph.output[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+
+
+def test_weights_are_inputs_and_the_file_holds_none() -> None:
+    architecture = Architecture.from_config(CONFIGS["llama"])
+    model = emit(GraphSpec(architecture, "float16"))
+    inputs = {value.name for value in model.graph.input}
+    assert {spec.name for spec in weight_specs(architecture)} <= inputs
+    assert sum(len(tensor.raw_data) for tensor in model.graph.initializer) < 200
+
+
+def test_equal_models_give_equal_bytes_and_different_ones_do_not() -> None:
+    def key(family: str, dtype: str = "float16", rule: SelectionRule | None = None) -> str:
+        return digest(serialize(emit(GraphSpec(Architecture.from_config(CONFIGS[family]), dtype, rule))))
+
+    assert key("llama") == key("llama")
+    assert (
+        len({key("llama"), key("llama", "bfloat16"), key("qwen2"), key("llama", rule=SelectionRule())}) == 4
+    )
+
+
+def test_an_unknown_dtype_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedError, match="dtype 'int8': a graph has one of float32, float16, bfloat16"):
+        GraphSpec(Architecture.from_config(CONFIGS["llama"]), "int8")
+
+
+def test_emitting_needs_no_torch() -> None:
+    code = (
+        "import sys\n"
+        "from edged.engine.graph import GraphSpec, emit\n"
+        "from edged.models.architecture import Architecture\n"
+        f"emit(GraphSpec(Architecture.from_config({CONFIGS['minicpm']!r}), 'bfloat16'))\n"
+        "loaded = {'torch', 'tensorrt', 'tensorrt_rtx', 'pycuda'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_graph_of_the_demo_model_gives_the_logits_of_the_torch_executor(demo_model: Path) -> None:
+    from edged.executor.torch_executor import TorchExecutor
+
+    executor = TorchExecutor(ModelConfig("demo", demo_model, context_length=CONTEXT, threads=1))
+    executor.load(lambda *_: None)
+    architecture = Architecture.read(demo_model)
+    batch = Sequences(1, CONTEXT // 64, architecture.vocabulary).step({0: 12})
+    expected = executor.logits(batch)
+    executor.close()
+    found = GraphRunner(demo_model, architecture, CONTEXT // 64).logits(graph_inputs(batch))
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
