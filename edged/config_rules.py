@@ -74,19 +74,15 @@ def _check_model(model: ModelConfig, path: str, report: Report) -> None:
             f"found {model.prefill_chunk}, more than context_length ({model.context_length})",
             f"write at most {model.context_length}",
         )
-    if not report.sound(f"{path}.device"):
-        return
-    if model.device == "cpu" and model.executor == "tensorrt" and report.sound(f"{path}.executor"):
+    if (
+        model.device == "cpu"
+        and model.executor == "tensorrt"
+        and report.sound(f"{path}.device", f"{path}.executor")
+    ):
         report.refuse(
             f"{path}.executor",
             "found tensorrt with device: cpu, and TensorRT needs a GPU",
             "write executor: torch, or device: cuda",
-        )
-    if model.device == "cpu" and model.dtype == "float16" and report.sound(f"{path}.dtype"):
-        report.refuse(
-            f"{path}.dtype",
-            "found float16 with device: cpu, where the torch executor has no float16",
-            "write dtype: float32 or dtype: bfloat16, or device: cuda",
         )
 
 

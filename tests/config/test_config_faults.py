@@ -176,7 +176,6 @@ ONE_FAULT = [
         "at most 128",
     ),
     (model("executor: tensorrt"), "models[0].executor", "tensorrt with device: cpu", "device: cuda"),
-    (model("dtype: float16"), "models[0].dtype", "float16 with device: cpu", "dtype: bfloat16"),
     (LEAST + "default_model: b", "default_model", "'b', which no model is named", "write one of: a"),
     (LEAST + "memory: {budget: 100MiB}", "memory.budget", "100MiB, which memory.host (192MiB)", "raise"),
     (LEAST + "memory: {budget: 1GiB, host: 1GiB}", "memory.budget", "1GiB, which memory.host", "raise"),
