@@ -53,7 +53,7 @@ class Tokenizer:
         self.vocabulary_size: int = max(vocabulary.values()) + 1
         added = tokenizer.get_added_tokens_decoder()
         self.special_token_ids = frozenset(number for number, token in added.items() if token.special)
-        self.special_tokens = _special_tokens(settings)
+        self.special_tokens = read_special_tokens(settings)
         _set_bos_and_eos(tokenizer, settings, self.special_tokens, vocabulary)
         generation = read_optional_json_object(folder / "generation_config.json")
         model = read_optional_json_object(folder / "config.json")
@@ -219,7 +219,7 @@ def _read(path: Path) -> tokenizers.Tokenizer:
         raise CheckpointError(f"{path}: cannot be loaded: {error}") from None
 
 
-def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
+def read_special_tokens(settings: dict[str, Any]) -> dict[str, str]:
     """Return the named special tokens (``bos_token`` ...) of ``tokenizer_config.json`` as text."""
     tokens = {}
     for key in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"):

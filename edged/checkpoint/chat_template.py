@@ -1,0 +1,307 @@
+"""A model's chat template: messages to the text that the model was trained on, as transformers renders it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError, TemplateSyntaxError
+
+from edged.checkpoint.json_file import read_optional_json_object
+from edged.checkpoint.template_budget import Budget, BudgetError, RenderLimits
+from edged.checkpoint.template_environment import RefusedError, TemplateEnvironment
+from edged.checkpoint.tokenizer import read_special_tokens
+from edged.errors import CheckpointError, FailedPreconditionError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import jinja2
+
+TEMPLATE_FILE = "chat_template.jinja"
+_NAMED_TEMPLATES = "additional_chat_templates"
+_MAX_SOURCE_BYTES = 1 << 20
+_MAX_DEPTH = 64
+# Every template takes these as they are; any other role has to be spelled in the template itself.
+_COMMON_ROLES = frozenset({"system", "user", "assistant", "tool"})
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+_CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+_RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
+
+
+class ChatTemplate:
+    """The chat template of a model. Use :meth:`load`; several threads may render at once.
+
+    Args:
+        sources: Templates by name; the one that is used is ``default``, or ``tool_use`` where there are tools.
+        special_tokens: What templates see as ``bos_token``, ``eos_token`` and so on.
+        where: Stands before messages about the templates.
+        limits: What one rendering may use.
+
+    Raises:
+        CheckpointError: A template does not compile or reaches for other files.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        special_tokens: Mapping[str, str] | None = None,
+        *,
+        where: str = "chat template",
+        limits: RenderLimits | None = None,
+    ) -> None:
+        self._where = where
+        self._limits = limits or RenderLimits()
+        self._special_tokens = dict(special_tokens or {})
+        self._templates: dict[str, jinja2.Template] = {}
+        self._roles: dict[str, frozenset[str]] = {}
+        self._sources = dict(sources)
+        environment = TemplateEnvironment()
+        for name, source in self._sources.items():
+            self._templates[name], constants = _compile(environment, source, f"{where} ({name})")
+            self._roles[name] = _COMMON_ROLES | constants
+
+    @classmethod
+    def load(cls, folder: Path, *, limits: RenderLimits | None = None) -> ChatTemplate:
+        """Load the chat template of a model folder, from ``chat_template.jinja`` or ``tokenizer_config.json``.
+
+        A model without one loads too; rendering is then refused.
+
+        Raises:
+            CheckpointError: A file is damaged, or a template does not compile or reaches for other files.
+        """
+        folder = Path(folder)
+        settings = read_optional_json_object(folder / "tokenizer_config.json")
+        sources = _read_sources(folder, settings)
+        return cls(sources, read_special_tokens(settings), where=f"{folder}: chat template", limits=limits)
+
+    def __bool__(self) -> bool:
+        """Whether the model has a chat template."""
+        return bool(self._templates)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,  # noqa: ANN401 - what the template knows
+    ) -> str:
+        """Return the text of a chat, the same as transformers' ``apply_chat_template``.
+
+        Args:
+            messages: Each with ``role`` and ``content`` and whatever else the template reads (``tool_calls`` ...).
+            tools: JSON schemas of the functions that the model may call.
+            add_generation_prompt: Open the assistant's turn at the end.
+            continue_final_message: Leave the last message open for the model to go on with; no turn is opened then.
+            **kwargs: Further variables of the template, such as ``enable_thinking``.
+
+        Raises:
+            InvalidArgumentError: The template cannot render these messages; ``field`` names the first at fault.
+            FailedPreconditionError: The model has no template, or it uses more than it may.
+        """
+        name = self._choose(tools)
+        for key in kwargs:
+            if key in _RESERVED:
+                raise InvalidArgumentError(f"{key} is no template argument; it has its own place", field=key)
+        chat = [self._message(message, f"messages[{index}]", name) for index, message in enumerate(messages)]
+        if not chat:
+            raise InvalidArgumentError("messages is empty; a chat has at least one message", field="messages")
+        variables: dict[str, Any] = {
+            **self._special_tokens,
+            **_plain(kwargs, "chat_template_kwargs"),
+            "tools": _plain(list(tools), "tools") if tools is not None else None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+        }
+        if continue_final_message:
+            return self._render_open(name, chat, variables)
+        return self._render(name, chat, variables)
+
+    def _choose(self, tools: object) -> str:
+        if not self._templates:
+            raise FailedPreconditionError(
+                f"{self._where}: the model has none; send text or token ids instead of messages, or put a "
+                f"{TEMPLATE_FILE} into the model folder",
+                field="messages",
+            )
+        return "tool_use" if tools is not None and "tool_use" in self._templates else "default"
+
+    def _message(self, message: Mapping[str, Any], where: str, template: str) -> dict[str, Any]:
+        # Absent and null are the same to a client and not to a template.
+        plain: dict[str, Any] = {
+            key: value for key, value in _plain(message, where).items() if value is not None
+        }
+        role = plain.get("role")
+        roles = self._roles[template]
+        if not isinstance(role, str) or role not in roles:
+            known = ", ".join(sorted(_COMMON_ROLES))
+            raise InvalidArgumentError(
+                f"{where}.role is {str(role)[:100]!r}, which the model's chat template does not know; use {known}",
+                field=f"{where}.role",
+            )
+        reasoning = next((plain[key] for key in _REASONING_KEYS if key in plain), None)
+        if reasoning is not None:
+            plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+        return plain
+
+    def _render(self, name: str, chat: list[dict[str, Any]], variables: dict[str, Any]) -> str:
+        try:
+            return self._run(name, chat, variables)
+        except (BudgetError, RecursionError, MemoryError) as error:
+            raise FailedPreconditionError(
+                f"{self._where}: was stopped: {error or type(error).__name__}; use another template or fewer messages",
+                field="messages",
+            ) from None
+        except SecurityError as error:
+            raise FailedPreconditionError(f"{self._where}: was stopped: {error}", field="messages") from None
+        except Exception as error:  # noqa: BLE001 - templates fail in any way on messages they do not expect
+            index = self._first_at_fault(name, chat, variables, error)
+            field = f"messages[{index}]"
+            if isinstance(error, RefusedError):
+                field += ".role" if "role" in str(error).lower() else ""
+                raise InvalidArgumentError(
+                    f"{field}: the chat template refuses it: {error}", field=field
+                ) from None
+            raise InvalidArgumentError(
+                f"{field}: the chat template cannot render it: {error}", field=field
+            ) from None
+
+    def _run(self, name: str, chat: list[dict[str, Any]], variables: dict[str, Any]) -> str:
+        template = self._templates[name]
+        with Budget(self._limits, _characters(chat) + _characters(variables)) as budget:
+            parts: list[str] = []
+            count = 0
+            for part in template.generate({**variables, "messages": chat}):
+                count += len(part)
+                budget.check_characters(count)
+                parts.append(part)
+            return "".join(parts)
+
+    def _first_at_fault(
+        self, name: str, chat: list[dict[str, Any]], variables: dict[str, Any], error: Exception
+    ) -> int:
+        """Return the index of the message with which the rendering begins to fail (by bisection)."""
+        good, bad = 0, len(chat)
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            try:
+                self._run(name, chat[:middle], {**variables, "add_generation_prompt": False})
+            except Exception as other:  # noqa: BLE001 - as the rendering itself
+                if type(other) is not type(error):
+                    break
+                bad = middle
+            else:
+                good = middle
+        return bad - 1
+
+    def _render_open(self, name: str, chat: list[dict[str, Any]], variables: dict[str, Any]) -> str:
+        """Render with a mark at the end of the last message's text, and cut there."""
+        final = chat[-1]
+        field = f"messages[{len(chat) - 1}].content"
+        content = final.get("content")
+        if isinstance(content, list):
+            parts = [part for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
+            holder, key = (parts[-1], "text") if parts else ({}, "")
+        else:
+            holder, key = final, "content"
+        text = holder.get(key)
+        if not isinstance(text, str):
+            raise InvalidArgumentError(f"{field}: is no text that could be continued", field=field)
+        holder[key] = text + _CONTINUE_TAG
+        rendered = self._render(name, chat, variables)
+        place = rendered.rfind(_CONTINUE_TAG.strip())
+        if place < 0 or text.strip() not in rendered:
+            raise InvalidArgumentError(
+                f"{field}: the chat template drops parts of the last message, which therefore cannot be continued",
+                field=field,
+            )
+        # A template that trims its messages also trims what is continued.
+        kept = rendered[place : place + len(_CONTINUE_TAG)] == _CONTINUE_TAG
+        return rendered[:place] if kept else rendered[:place].rstrip()
+
+
+def _read_sources(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
+    sources: dict[str, str] = {}
+    stored = settings.get("chat_template")
+    if isinstance(stored, str):
+        sources["default"] = stored
+    elif isinstance(stored, list):
+        for entry in stored:
+            if not isinstance(entry, dict) or not all(
+                isinstance(entry.get(key), str) for key in ("name", "template")
+            ):
+                raise CheckpointError(
+                    f"{folder}/tokenizer_config.json: chat_template must list names and templates"
+                )
+            sources[entry["name"]] = entry["template"]
+    elif stored is not None:
+        raise CheckpointError(f"{folder}/tokenizer_config.json: chat_template is neither a text nor a list")
+    if (folder / TEMPLATE_FILE).exists():
+        sources["default"] = _read_text(folder / TEMPLATE_FILE)
+    for path in sorted((folder / _NAMED_TEMPLATES).glob("*.jinja")):
+        sources[path.stem] = _read_text(path)
+    if sources and "default" not in sources:
+        raise CheckpointError(
+            f"{folder}: has the chat templates {', '.join(sources)}, but none named default"
+        )
+    return sources
+
+
+def _read_text(path: Path) -> str:
+    try:
+        if path.stat().st_size <= _MAX_SOURCE_BYTES:
+            return path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    raise CheckpointError(f"{path}: larger than {_MAX_SOURCE_BYTES >> 10} KiB")
+
+
+def _compile(
+    environment: TemplateEnvironment, source: str, where: str
+) -> tuple[jinja2.Template, frozenset[str]]:
+    """Compile a template; return it and all texts that are spelled out in it."""
+    if len(source) > _MAX_SOURCE_BYTES:
+        raise CheckpointError(f"{where}: larger than {_MAX_SOURCE_BYTES >> 10} KiB")
+    try:
+        tree = environment.parse(source)
+        reaching = next(tree.find_all((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)), None)
+        constants = frozenset(
+            node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)
+        )
+        template = environment.from_string(source)
+    except TemplateSyntaxError as error:
+        raise CheckpointError(f"{where}: line {error.lineno}: {error.message}") from None
+    except Exception as error:  # noqa: BLE001 - a hostile source fails in Python's compiler in many ways
+        raise CheckpointError(f"{where}: does not compile: {error or type(error).__name__}") from None
+    if reaching is not None:
+        raise CheckpointError(f"{where}: line {reaching.lineno}: a chat template cannot use other files")
+    return template, constants
+
+
+def _plain(value: Any, where: str, depth: int = 0) -> Any:  # noqa: ANN401 - JSON
+    """Copy a value as plain JSON types, which have no methods that a template could misuse."""
+    if depth > _MAX_DEPTH:
+        raise InvalidArgumentError(f"{where}: is nested more than {_MAX_DEPTH} deep", field=where)
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, f"{where}[{index}]", depth + 1) for index, item in enumerate(value)]
+    if hasattr(value, "items"):
+        return {str(key): _plain(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
+    raise InvalidArgumentError(f"{where}: {type(value).__name__} is no JSON value", field=where)
+
+
+def _characters(value: object) -> int:
+    """Count the characters of all texts in a plain value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, list):
+        return sum(map(_characters, value))
+    if isinstance(value, dict):
+        return sum(map(len, value)) + sum(map(_characters, value.values()))
+    return 0
