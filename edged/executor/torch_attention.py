@@ -1,0 +1,341 @@
+"""Attention over the KV pages on the CPU: append the new tokens, then attend, one sequence at a time.
+
+Pages of a head lie one after the other, ``[layer, k heads then v heads, page * 64 + token, D]``, so that a sequence
+whose pages are consecutive is one view and nothing is copied. A sequence in scattered pages is looked at in pieces:
+short runs are gathered into a scratch tile, and partial results are merged by their log-sum-exp (the online softmax of
+FlashAttention, arXiv 2205.14135, section 3.1). What a query sees does not depend on how the prompt was cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from edged.memory.buffers import HISTORY_TILE, PAGE_TOKENS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from edged.executor.base import Int32Array, StepBatch
+    from edged.models.architecture import Architecture
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - sdpa itself hides the log-sum-exp
+
+LONG_RUN = HISTORY_TILE // 2
+"""A run of consecutive pages of at least this many tokens is attended where it lies instead of being gathered."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a sequence's history that is attended in one call.
+
+    ``pages`` is given when the part is gathered from scattered pages first. ``k`` and ``v`` are given when the part
+    is read from scratch; they are the same for every layer.
+    """
+
+    first_slot: int
+    tokens: int
+    pages: torch.Tensor | None = None  # int64 [n]
+    gathered: torch.Tensor | None = None  # [2 kv_heads, n, 64 D]
+    widened: torch.Tensor | None = None  # [2 kv_heads, tokens, D], and what it is widened from
+    k: torch.Tensor | None = None
+    v: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class AttendedSequence:
+    """One sequence of the step. Shapes: one new token ``[1, kv_heads, G, D]``, else ``[kv_heads, G, T, D]``."""
+
+    q: torch.Tensor
+    out: torch.Tensor
+    history: tuple[Piece, ...]
+    shape: tuple[int, int]  # leading dimensions of k and v views
+    stride: tuple[int, int]
+    new_k: torch.Tensor | None  # [kv_heads, G, T, D]; None when the new token is part of the history
+    new_v: torch.Tensor | None
+
+
+class CpuAttention:
+    """Rotates, appends and attends.
+
+    Args:
+        architecture: The model's sizes.
+        buffers: The flat buffers, by name.
+        inverse_frequencies: fp32 ``[D / 2]``.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        buffers: Mapping[str, torch.Tensor],
+        inverse_frequencies: torch.Tensor,
+    ) -> None:
+        a = architecture
+        self._a = a
+        self._buffers = buffers
+        self._kv = buffers["kv"]  # [layers, 2 kv_heads, pages * 64, D]
+        self._layers = tuple(self._kv)
+        self._paged = tuple(self._kv.view(a.layers, 2 * a.kv_heads, -1, PAGE_TOKENS * a.head_dim))
+        self._layer_stride, self._head_stride = self._kv.stride(0), self._kv.stride(1)
+        self._inverse_frequencies = inverse_frequencies
+        self._eps = torch.tensor(a.norm_eps, dtype=buffers["rotated"].dtype, device=self._kv.device)
+        # torch's kernel multiplies float16 slowly: it is widened in pieces.
+        self._widens = self._kv.dtype == torch.float16
+
+    def begin(self, batch: StepBatch, qkv: torch.Tensor, attended: torch.Tensor) -> None:
+        """Prepare a step: rotations, places of the new tokens, pieces of the histories.
+
+        Args:
+            batch: The step.
+            qkv: ``[T, (heads + 2 kv_heads) D]``.
+            attended: ``[T, heads D]``, where results go.
+        """
+        a = self._a
+        tokens = len(batch.token_ids)
+        half = a.head_dim // 2
+        rotating = a.heads + a.kv_heads
+        all_heads = rotating + a.kv_heads
+        size = all_heads * tokens * a.head_dim
+
+        self._angles(batch, tokens)
+        self._rotated = self._buffers["rotated"][:size].view(all_heads, tokens, a.head_dim)
+        stored = self._buffers.get("stored_heads")
+        self._stored = self._rotated if stored is None else stored[:size].view_as(self._rotated)
+        token, feature = qkv.stride()
+        heads = qkv.as_strided(
+            self._rotated.shape, (a.head_dim * feature, token, feature), qkv.storage_offset()
+        )  # [heads, T, D]
+        self._rotating, self._values = heads[:rotating], heads[rotating:]
+        self._first, self._second = self._rotating[..., :half], self._rotating[..., half:]
+        out = self._rotated[:rotating]
+        self._first_out, self._second_out = out[..., :half], out[..., half:]
+        self._values_out = self._rotated[rotating:]
+        self._norm_scale = self._buffers["norm_scale"][: rotating * tokens].view(rotating, tokens, 1)
+        self._new = self._stored[a.heads :]  # [2 kv_heads, T, D]
+        self._source = self._rotated if self._widens else self._stored
+
+        self._plan_append(batch)
+        self._sequences = tuple(
+            self._sequence(batch, index, attended, tokens) for index in range(len(batch.lengths))
+        )
+
+    def run(self, layer: int, qk_norm: torch.Tensor | None) -> None:
+        """One layer: norm, rotate, append, attend.
+
+        Args:
+            layer: Its index.
+            qk_norm: Norm weights of the query and key heads ``[heads + kv_heads, 1, D]``, where the model has them.
+        """
+        if qk_norm is not None:
+            self._norm_heads(qk_norm)
+        cos, sin = self._cos, self._sin
+        torch.mul(self._first, cos, out=self._first_out)
+        self._first_out.addcmul_(self._second, sin, value=-1)
+        torch.mul(self._second, cos, out=self._second_out)
+        self._second_out.addcmul_(self._first, sin)
+        self._values_out.copy_(self._values)
+        if self._stored is not self._rotated:
+            self._stored.copy_(self._rotated)
+            if self._widens:
+                self._rotated.copy_(self._stored)  # every later token sees the stored, rounded values
+        if self._slots is not None:
+            self._layers[layer].index_copy_(1, self._slots, self._new)
+        else:
+            for rows, slots in self._runs:
+                self._layers[layer][:, slots].copy_(self._new[:, rows])
+        for sequence in self._sequences:
+            sequence.out.copy_(self._attend(sequence, layer))
+
+    def _angles(self, batch: StepBatch, tokens: int) -> None:
+        """Cos and sin of the new positions, in fp32 as the published code has them, ``[T, D / 2]``."""
+        half = self._a.head_dim // 2
+        positions = self._buffers["positions"][:tokens]
+        positions.copy_(torch.from_numpy(batch.positions))
+        angles, cos, sin = (
+            self._buffers[name][: tokens * half].view(tokens, half) for name in ("angles", "cos", "sin")
+        )
+        torch.mul(positions.view(tokens, 1), self._inverse_frequencies, out=angles)
+        torch.cos(angles, out=cos)
+        torch.sin(angles, out=sin)
+        factor = self._a.rope.attention_factor
+        if factor != 1.0:
+            cos.mul_(factor)
+            sin.mul_(factor)
+        self._cos, self._sin = cos, sin
+
+    def _norm_heads(self, weight: torch.Tensor) -> None:
+        """RMS norm of each query and key head, in place."""
+        scale = self._norm_scale  # [heads + kv_heads, T, 1]
+        torch.linalg.vector_norm(self._rotating, dim=2, keepdim=True, out=scale)
+        torch.addcmul(self._eps, scale, scale, value=1.0 / self._a.head_dim, out=scale)
+        self._rotating.mul_(scale.rsqrt_()).mul_(weight)
+
+    def _plan_append(self, batch: StepBatch) -> None:
+        """Where the new tokens go: runs of slots when they are few, else one slot a token."""
+        runs: list[tuple[slice, slice]] = []
+        slots: list[Int32Array] = []
+        for index, length in enumerate(batch.lengths.tolist()):
+            start, end = int(batch.sequence_starts[index]), int(batch.sequence_starts[index + 1])
+            where = np.arange(length, length + end - start, dtype=np.int32)
+            places = batch.page_tables[index][where // PAGE_TOKENS] * PAGE_TOKENS + where % PAGE_TOKENS
+            slots.append(places)
+            breaks = [0, *(np.flatnonzero(np.diff(places) != 1) + 1).tolist(), end - start]
+            runs.extend(
+                (slice(start + a, start + b), slice(int(places[a]), int(places[a]) + b - a))
+                for a, b in pairwise(breaks)
+            )
+        self._runs = runs
+        self._slots: torch.Tensor | None = None
+        if len(runs) > 2:  # two slice copies cost what one indexed copy does
+            self._slots = self._buffers["slots"][: len(batch.token_ids)]
+            self._slots.copy_(torch.from_numpy(np.concatenate(slots)))
+
+    def _sequence(
+        self, batch: StepBatch, index: int, attended: torch.Tensor, tokens: int
+    ) -> AttendedSequence:
+        a = self._a
+        start, end = int(batch.sequence_starts[index]), int(batch.sequence_starts[index + 1])
+        count, past = end - start, int(batch.lengths[index])
+        token, feature = attended.stride()
+        depth = feature * a.head_dim
+        q_stride = tokens * a.head_dim
+        q_offset = self._source.storage_offset() + start * a.head_dim
+        out_offset = attended.storage_offset() + start * token
+        if count == 1:
+            # The queries of a group are the rows of one small product; the new token is already in its page.
+            shape, stride = (1, a.kv_heads), (0, self._head_stride)
+            sizes = (1, a.kv_heads, a.group, a.head_dim)
+            q = self._source.as_strided(sizes, (0, a.group * q_stride, q_stride, 1), q_offset)
+            out = attended.as_strided(sizes, (0, a.group * depth, depth, feature), out_offset)
+            history = self._history(batch.page_tables[index], past + 1, shape, stride)
+            return AttendedSequence(q, out, history, shape, stride, None, None)
+        shape, stride = (a.kv_heads, a.group), (self._head_stride, 0)
+        sizes = (a.kv_heads, a.group, count, a.head_dim)
+        q = self._source.as_strided(sizes, (a.group * q_stride, q_stride, a.head_dim, 1), q_offset)
+        out = attended.as_strided(sizes, (a.group * depth, depth, token, feature), out_offset)
+        k_offset = q_offset + a.heads * q_stride
+        new_stride = (q_stride, 0, a.head_dim, 1)
+        new_k = self._source.as_strided(sizes, new_stride, k_offset)
+        new_v = self._source.as_strided(sizes, new_stride, k_offset + a.kv_heads * q_stride)
+        history = self._history(batch.page_tables[index], past, shape, stride)
+        return AttendedSequence(q, out, history, shape, stride, new_k, new_v)
+
+    def _history(
+        self, table: Int32Array, tokens: int, shape: tuple[int, int], stride: tuple[int, int]
+    ) -> tuple[Piece, ...]:
+        """Cut the first ``tokens`` tokens of a table into pieces."""
+        if tokens == 0:
+            return ()
+        pages = table[: -(-tokens // PAGE_TOKENS)]
+        bounds = [0, *(np.flatnonzero(np.diff(pages) != 1) + 1).tolist(), len(pages)]
+        pieces: list[Piece] = []
+        loose: list[int] = []  # pages of short runs, to be gathered together
+        last = len(bounds) - 2
+        for run, (first, end) in enumerate(pairwise(bounds)):
+            ends_sequence = run == last
+            size = (tokens if ends_sequence else end * PAGE_TOKENS) - first * PAGE_TOKENS
+            if size >= LONG_RUN or len(bounds) == 2:
+                pieces.extend(self._gather(loose, len(loose) * PAGE_TOKENS, shape, stride))
+                loose = []
+                pieces.extend(self._in_place(int(pages[first]) * PAGE_TOKENS, size, shape, stride))
+            else:
+                loose.extend(pages[first:end].tolist())
+        missing = len(pages) * PAGE_TOKENS - tokens if loose and loose[-1] == int(pages[-1]) else 0
+        pieces.extend(self._gather(loose, len(loose) * PAGE_TOKENS - missing, shape, stride))
+        return tuple(pieces)
+
+    def _in_place(
+        self, slot: int, tokens: int, shape: tuple[int, int], stride: tuple[int, int]
+    ) -> list[Piece]:
+        """Pieces of a run of consecutive slots: one view, or tiles where they must be widened."""
+        if not self._widens:
+            return [Piece(slot, tokens)]
+        pieces = []
+        for start in range(0, tokens, HISTORY_TILE):
+            count = min(HISTORY_TILE, tokens - start)
+            wide = self._tile("wide_history", count)
+            k, v = self._keys_values(wide, count, shape, stride)
+            pieces.append(Piece(slot + start, count, widened=wide, k=k, v=v))
+        return pieces
+
+    def _gather(
+        self, pages: list[int], tokens: int, shape: tuple[int, int], stride: tuple[int, int]
+    ) -> list[Piece]:
+        """Pieces of scattered pages, a tile each."""
+        pieces = []
+        for start in range(0, tokens, HISTORY_TILE):
+            count = min(HISTORY_TILE, tokens - start)
+            part = pages[start // PAGE_TOKENS : -(-(start + count) // PAGE_TOKENS)]
+            # Indices are few; a tensor of their own keeps the pieces of all sequences apart.
+            index = torch.tensor(part, dtype=torch.int64, device=self._kv.device)
+            gathered = self._tile("history", len(part) * PAGE_TOKENS)
+            wide = self._tile("wide_history", len(part) * PAGE_TOKENS) if self._widens else None
+            k, v = self._keys_values(gathered if wide is None else wide, count, shape, stride)
+            flat = gathered.view(2 * self._a.kv_heads, len(part), PAGE_TOKENS * self._a.head_dim)
+            pieces.append(Piece(0, count, index, flat, wide, k, v))
+        return pieces
+
+    def _tile(self, name: str, tokens: int) -> torch.Tensor:
+        """Scratch as ``[2 kv_heads, tokens, D]``."""
+        width = 2 * self._a.kv_width
+        return self._buffers[name][: tokens * width].view(2 * self._a.kv_heads, tokens, self._a.head_dim)
+
+    def _keys_values(
+        self, tile: torch.Tensor, tokens: int, shape: tuple[int, int], stride: tuple[int, int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a tile in the shape that the queries want."""
+        head = tile.stride(0)
+        sizes = (*shape, tokens, self._a.head_dim)
+        strides = (*(head if step else 0 for step in stride), self._a.head_dim, 1)
+        offset = tile.storage_offset()
+        return (
+            tile.as_strided(sizes, strides, offset),
+            tile.as_strided(sizes, strides, offset + self._a.kv_heads * head),
+        )
+
+    def _attend(self, sequence: AttendedSequence, layer: int) -> torch.Tensor:
+        """All queries of one sequence over its history and its new tokens."""
+        out = lse = None
+        for piece in sequence.history:
+            k, v = self._load(piece, sequence, layer)
+            part, part_lse = _flash(sequence.q, k, v)
+            out, lse = (part, part_lse) if out is None or lse is None else _merge(out, lse, part, part_lse)
+        if sequence.new_k is not None:
+            part, part_lse = _flash(sequence.q, sequence.new_k, sequence.new_v, is_causal=True)
+            out = part if out is None or lse is None else _merge(out, lse, part, part_lse)[0]
+        assert isinstance(out, torch.Tensor), "a sequence of a step has at least one token"  # noqa: S101
+        return out
+
+    def _load(
+        self, piece: Piece, sequence: AttendedSequence, layer: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a piece in one layer."""
+        if piece.pages is not None and piece.gathered is not None:
+            torch.index_select(self._paged[layer], 1, piece.pages, out=piece.gathered)
+            if piece.widened is not None:
+                piece.widened.view_as(piece.gathered).copy_(piece.gathered)
+        elif piece.widened is not None:
+            slots = slice(piece.first_slot, piece.first_slot + piece.tokens)
+            piece.widened.copy_(self._layers[layer][:, slots])
+        if piece.k is not None and piece.v is not None:
+            return piece.k, piece.v
+        sizes = (*sequence.shape, piece.tokens, self._a.head_dim)
+        strides = (*sequence.stride, self._a.head_dim, 1)
+        offset = layer * self._layer_stride + piece.first_slot * self._a.head_dim
+        return (
+            self._kv.as_strided(sizes, strides, offset),
+            self._kv.as_strided(sizes, strides, offset + self._a.kv_heads * self._head_stride),
+        )
+
+
+def _merge(
+    first: torch.Tensor, first_lse: torch.Tensor, second: torch.Tensor, second_lse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over two disjoint sets of keys: outputs ``[.., T, D]`` weighted by ``exp(lse)``, lse ``[.., T]``."""
+    share = torch.sigmoid(second_lse - first_lse).unsqueeze(-1)
+    wide = share.dtype
+    return torch.lerp(first.to(wide), second.to(wide), share), torch.logaddexp(first_lse, second_lse)

@@ -1,0 +1,152 @@
+"""The torch executor: one model in this process, on the CPU.
+
+Supported dtypes of weights and KV: float32, bfloat16 and float16 (activations are fp32 in each), and float64 for tests.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from edged.errors import InternalError, UnsupportedError
+from edged.executor.base import Executor, ExecutorLimits
+from edged.executor.torch_buffers import allocate
+from edged.executor.torch_operators import TorchOperators
+from edged.executor.torch_weights import read_weights
+from edged.memory.buffers import PAGE_TOKENS, ModelPlan, step_buffers, weight_buffers
+from edged.models.architecture import Architecture
+from edged.models.decoder import Decoder
+from plugins_trt.sample.reference import sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from edged.config import ModelConfig
+    from edged.executor.base import FloatArray, Int32Array, Progress, StepBatch
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+class TorchExecutor(Executor):
+    """Runs one configured model with torch.
+
+    Raises:
+        CheckpointError: The model folder's ``config.json`` is refused.
+        UnsupportedError: A device or dtype that it does not run on.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        if config.device != "cpu":
+            raise UnsupportedError(
+                f"model {config.name}: the torch executor does not run on {config.device!r}; set device to cpu",
+                field="device",
+            )
+        if config.dtype not in DTYPES:
+            raise UnsupportedError(
+                f"model {config.name}: dtype {config.dtype!r} is not supported; set one of {', '.join(DTYPES[:3])}",
+                field="dtype",
+            )
+        self._folder = config.path
+        self.plan = plan = ModelPlan.of(config, Architecture.read(config.path))
+        self._threads = config.threads or len(os.sched_getaffinity(0))
+        self._limits = ExecutorLimits(
+            max_step_tokens=plan.step_tokens,
+            max_sequences=plan.max_sequences,
+            context_length=plan.context_length,
+            pages=plan.pages,
+            vocabulary=plan.architecture.vocabulary,
+        )
+        self.buffers: dict[str, torch.Tensor] = {}
+        """Every tensor that lives as long as the executor, by the name of its spec."""
+
+    @property
+    def limits(self) -> ExecutorLimits:
+        """The loaded limits."""
+        return self._limits
+
+    def load(self, progress: Progress) -> None:
+        """Allocate everything, then read the weights into their places."""
+        torch.set_num_threads(self._threads)
+        plan = self.plan
+        device = torch.device(plan.device)
+        specs = (*weight_buffers(plan), *step_buffers(plan))
+        progress("allocating", 0, len(specs))
+        self.buffers = allocate(specs, device)
+        progress("allocating", len(specs), len(specs))
+        read_weights(self._folder, plan.architecture, self.buffers, progress)
+        self._decoder = Decoder(plan.architecture, self.buffers)
+        frequencies = plan.architecture.rope.inverse_frequencies(
+            plan.architecture.head_dim, plan.context_length
+        )
+        self._ops = TorchOperators(
+            self._decoder, self.buffers, torch.from_numpy(frequencies).to(device), plan.max_sequences
+        )
+
+    def step(self, batch: StepBatch) -> Int32Array:
+        """Run one step and draw a token for each needed row, int32 [R]."""
+        drawn = np.empty(len(batch.logit_rows), np.int32)
+
+        def draw(first: int, logits: torch.Tensor) -> None:
+            rows = batch.sampling[first : first + logits.shape[0]]
+            drawn[first : first + len(rows)] = sample(
+                logits,
+                temperatures=[row.temperature for row in rows],
+                top_ks=[row.top_k for row in rows],
+                top_ps=[row.top_p for row in rows],
+                seeds=[row.seed for row in rows],
+                positions=[row.position for row in rows],
+            ).numpy()
+
+        if len(batch.sampling) != len(batch.logit_rows):
+            raise InternalError(
+                f"{len(batch.logit_rows)} rows need a token, {len(batch.sampling)} say how to draw it"
+            )
+        self._run(batch, draw)
+        return drawn
+
+    def logits(self, batch: StepBatch) -> FloatArray:
+        """Run one step and return the needed rows' logits, fp32 [R, V]."""
+        result = np.empty((len(batch.logit_rows), self._limits.vocabulary), np.float32)
+
+        def keep(first: int, logits: torch.Tensor) -> None:
+            result[first : first + logits.shape[0]] = logits.numpy()
+
+        self._run(batch, keep)
+        return result
+
+    def close(self) -> None:
+        """Drop every buffer."""
+        self.__dict__.pop("_ops", None)
+        self.__dict__.pop("_decoder", None)
+        self.buffers = {}
+
+    @torch.inference_mode()
+    def _run(self, batch: StepBatch, consume: Callable[[int, torch.Tensor], None]) -> None:
+        self._check(batch)
+        self._ops.begin(batch, consume)
+        self._decoder.forward(self._ops)
+
+    def _check(self, batch: StepBatch) -> None:
+        """Refuse what would read or write outside the buffers; such a batch is a fault of the scheduler."""
+        tokens, sequences, limits = len(batch.token_ids), len(batch.lengths), self._limits
+        if not 1 <= tokens <= limits.max_step_tokens:
+            raise InternalError(f"a step takes 1 to {limits.max_step_tokens} tokens, this one has {tokens}")
+        if not 1 <= sequences <= limits.max_sequences:
+            raise InternalError(
+                f"a step takes 1 to {limits.max_sequences} sequences, this one has {sequences}"
+            )
+        starts = batch.sequence_starts
+        new = np.diff(starts)
+        if len(starts) != sequences + 1 or starts[0] != 0 or starts[-1] != tokens or (new < 1).any():
+            raise InternalError(
+                f"sequence_starts {starts.tolist()} do not cut {tokens} tokens into {sequences} sequences"
+            )
+        pages = -(-(batch.lengths + new) // PAGE_TOKENS)
+        for index, table in enumerate(batch.page_tables):
+            if len(table) < pages[index]:
+                raise InternalError(
+                    f"sequence {index} needs {pages[index]} pages, its table has {len(table)}"
+                )

@@ -1,0 +1,78 @@
+"""Linear layers on the CPU: the fastest product that torch has for each dtype and number of rows.
+
+fp32 and fp64: one row is a batch of matrix-vector products, few rows are ``weight @ x.T``, many ``x @ weight.T``.
+bfloat16 and float16: few rows multiply as they are (torch has a fast matrix-vector product for them); for more, tiles
+of the weight are widened to fp32, because CPUs without matrix units for these types multiply them many times slower.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from edged.executor.torch_views import BATCHES, FEATURE_MAJOR_ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from edged.executor.torch_views import LinearViews
+    from edged.models.operators import Linear
+
+
+class CpuLinear:
+    """Runs the linears of one model.
+
+    Args:
+        linears: Every linear of the model.
+        buffers: The flat buffers; ``weight_tile`` is there when weights are half precision.
+    """
+
+    def __init__(self, linears: Iterable[Linear[torch.Tensor]], buffers: Mapping[str, torch.Tensor]) -> None:
+        self._tile = buffers.get("weight_tile")
+        self._batched = {
+            layer.name: layer.weight.view(BATCHES, layer.weight.shape[0] // BATCHES, layer.weight.shape[1])
+            for layer in linears
+            if self._tile is None and layer.weight.shape[0] % BATCHES == 0
+        }
+
+    def __call__(self, views: LinearViews, layer: Linear[torch.Tensor]) -> torch.Tensor:
+        """``x @ weight.T + bias`` of the views' input into their output: ``[rows, in]`` to ``[rows, out]``."""
+        out = views.out
+        if self._tile is not None:
+            if views.x_narrow is not None and views.out_narrow is not None:
+                _narrow_product(views.x_narrow, views.out_narrow, views, layer.weight)
+            else:
+                self._widened_product(views, layer.weight, self._tile)
+        elif views.x_batched is not None and views.out_batched is not None:
+            torch.bmm(self._batched[layer.name], views.x_batched, out=views.out_batched)
+        elif out.shape[0] <= FEATURE_MAJOR_ROWS:
+            torch.mm(layer.weight, views.x_features, out=views.out_features)
+        else:
+            torch.mm(views.x, layer.weight.t(), out=out)
+        if layer.bias is not None:
+            out.add_(layer.bias)
+        return out
+
+    @staticmethod
+    def _widened_product(views: LinearViews, weight: torch.Tensor, tile: torch.Tensor) -> None:
+        """Tile by tile: widen some rows of the weight, multiply, go on."""
+        outputs, inputs = weight.shape
+        rows = max(1, tile.numel() // inputs)
+        feature_major = views.out.shape[0] <= FEATURE_MAJOR_ROWS
+        for start in range(0, outputs, rows):
+            part = weight[start : start + rows]
+            wide = tile[: part.numel()].view_as(part)
+            wide.copy_(part)
+            if feature_major:
+                torch.mm(wide, views.x_features, out=views.out_features[start : start + rows])
+            else:
+                torch.mm(views.x, wide.t(), out=views.out[:, start : start + rows])
+
+
+def _narrow_product(x: torch.Tensor, out: torch.Tensor, views: LinearViews, weight: torch.Tensor) -> None:
+    """Row by row in the weight's own type (accumulated in fp32 by torch's kernel)."""
+    x.copy_(views.x)
+    for row in range(x.shape[0]):
+        torch.mv(weight, x[row], out=out[row])
+    views.out.copy_(out)

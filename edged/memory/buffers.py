@@ -1,0 +1,166 @@
+"""Every buffer that an executor holds for its life: computed from the plan alone, allocated from the same list.
+
+The ledger adds these up and the executor makes exactly these, so that what is planned is what is held.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edged.models.weights import weight_specs
+from plugins_trt.contract import BLOCK
+
+if TYPE_CHECKING:
+    from edged.config import ModelConfig
+    from edged.models.architecture import Architecture
+
+PAGE_TOKENS = BLOCK
+"""Tokens of a page."""
+
+ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8}
+"""Bytes of an element, by dtype name."""
+
+WEIGHTS, KV_PAGES, ACTIVATIONS, LOGITS = (
+    "weights",
+    "KV pages",
+    "activations and scratch",
+    "logits and sampling",
+)
+"""Rows of the ledger that buffers belong to."""
+
+HISTORY_TILE = 1024
+"""Tokens of scattered (or converted) history that attention looks at in one piece."""
+
+WEIGHT_TILE = 1 << 20
+"""Elements of a half-precision weight that are widened to fp32 at a time (4 MiB, which stays in the caches)."""
+
+NARROW_TOKENS = 2
+"""Up to this many rows multiply half-precision weights as they are; more rows pay for widening them."""
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """What the memory of one loaded model depends on."""
+
+    architecture: Architecture
+    dtype: str
+    """Type of weights and KV: float32, bfloat16, float16, or float64 (tests)."""
+    context_length: int
+    max_sequences: int
+    prefill_chunk: int
+    executor: str = "torch"
+    device: str = "cpu"
+
+    @classmethod
+    def of(cls, config: ModelConfig, architecture: Architecture) -> ModelPlan:
+        """The plan of a configured model (``executor: auto`` is torch until there is another)."""
+        return cls(
+            architecture=architecture,
+            dtype=config.dtype,
+            context_length=config.context_length,
+            max_sequences=config.max_sequences,
+            prefill_chunk=config.prefill_chunk,
+            executor="torch" if config.executor == "auto" else config.executor,
+            device=config.device,
+        )
+
+    @property
+    def pages_per_sequence(self) -> int:
+        """Pages of the longest sequence."""
+        return -(-self.context_length // PAGE_TOKENS)
+
+    @property
+    def pages(self) -> int:
+        """Pages of the pool."""
+        return self.max_sequences * self.pages_per_sequence
+
+    @property
+    def step_tokens(self) -> int:
+        """Most tokens of a step: a prefill chunk beside a token of each sequence."""
+        return self.prefill_chunk + self.max_sequences
+
+    @property
+    def compute_dtype(self) -> str:
+        """Type of activations: half-precision weights compute in fp32."""
+        return "float64" if self.dtype == "float64" else "float32"
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    """One buffer: its name, the ledger row it belongs to, its shape and dtype."""
+
+    name: str
+    row: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * ELEMENT_BYTES[self.dtype]
+
+
+def weight_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
+    """The weights: matrices in the plan's dtype, vectors (norms, biases) in the type that activations have."""
+    return tuple(
+        BufferSpec(spec.name, WEIGHTS, spec.shape, plan.dtype if len(spec.shape) > 1 else plan.compute_dtype)
+        for spec in weight_specs(plan.architecture)
+    )
+
+
+def step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
+    """Everything else that the torch executor holds: pages, activations, scratch, logits.
+
+    T is the most tokens of a step, S the most sequences.
+    """
+    a = plan.architecture
+    tokens, compute, stored = plan.step_tokens, plan.compute_dtype, plan.dtype
+    all_heads = a.heads + 2 * a.kv_heads
+
+    def flat(name: str, width: int, dtype: str = compute, rows: int = tokens) -> BufferSpec:
+        return BufferSpec(name, ACTIVATIONS, (rows * width,), dtype)
+
+    buffers = [
+        BufferSpec(
+            "kv",
+            KV_PAGES,
+            (a.layers, 2 * a.kv_heads, plan.pages * PAGE_TOKENS, a.head_dim),
+            stored,
+        ),
+        flat("token_ids", 1, "int64"),
+        flat("slots", 1, "int64"),
+        flat("needed", 1, "int64"),
+        flat("positions", 1),
+        flat("angles", a.head_dim // 2),
+        flat("cos", a.head_dim // 2),
+        flat("sin", a.head_dim // 2),
+        flat("norm_scale", a.heads + a.kv_heads),
+        flat("embedded", a.hidden, stored),
+        flat("hidden", a.hidden),
+        flat("normed", a.hidden),
+        flat("qkv", a.qkv_width),
+        flat("rotated", all_heads * a.head_dim),
+        flat("attended", a.q_width),
+        flat("branch", a.hidden),
+        flat("gate_up", 2 * a.intermediate),
+        flat("activated", a.intermediate),
+        flat("needed_hidden", a.hidden),
+        flat("needed_attended", a.q_width),
+        flat("history_pages", 1, "int64", rows=HISTORY_TILE // PAGE_TOKENS),
+        flat("history", 2 * a.kv_width, stored, rows=HISTORY_TILE),
+        BufferSpec("logits", LOGITS, (plan.max_sequences * a.vocabulary,), compute),
+    ]
+    if stored in ("bfloat16", "float16"):
+        widest_in = max(a.hidden, a.q_width, a.intermediate)
+        widest_out = max(a.qkv_width, a.hidden, 2 * a.intermediate, a.vocabulary)
+        buffers += [
+            flat("stored_heads", all_heads * a.head_dim, stored),
+            flat("narrow_in", widest_in, stored, rows=NARROW_TOKENS),
+            flat("narrow_out", widest_out, stored, rows=NARROW_TOKENS),
+            flat("weight_tile", max(WEIGHT_TILE, widest_in), rows=1),
+        ]
+    if stored == "float16":
+        buffers.append(flat("wide_history", 2 * a.kv_width, compute, rows=HISTORY_TILE))
+    return tuple(buffers)

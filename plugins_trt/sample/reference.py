@@ -1,0 +1,156 @@
+"""Sampling in torch, exactly defined, so that every back end draws the same token.
+
+For a row of logits l over V token ids, with temperature t, top_k, top_p and a number u in [0, 1):
+
+1. t = 0 (or below fp32's smallest normal number): the largest logit; on a tie, the smallest id.
+2. Ids are ranked by falling logit; ids with equal logits by rising id. Rank r has the weight
+   ``w[r] = exp((l[r] - l[0]) / t)``, computed in fp32. Sums of weights are taken in fp64; ``c[r] = w[0] + .. + w[r]``.
+3. top_k: only ranks below k can be drawn (k = 0, or k > V: all). Their total is Z (for k < V, ``c[k - 1]``).
+4. top_p: of these, rank r can be drawn if the ranks before it do not reach p: ``c[r] - w[r] < p * Z``
+   (p = 1: all of them). Rank 0 always can. The total of what is left is M.
+5. The token is that of the first rank with ``c[r] > u * M`` (the last that can be drawn, if rounding leaves none).
+
+u comes from :mod:`plugins_trt.sample.philox`, keyed by the request's seed and the token's position.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from plugins_trt.sample.philox import uniform
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROWS = 8
+"""Rows that are drawn together; bounds the scratch to this many rows of the vocabulary."""
+
+FIRST_RANKS = 256
+"""Ranks looked at first. A draw that needs more looks at all; the result is the same."""
+
+_SMALLEST_TEMPERATURE = 2.0**-126
+
+
+def sample(
+    logits: torch.Tensor,
+    *,
+    temperatures: Sequence[float],
+    top_ks: Sequence[int],
+    top_ps: Sequence[float],
+    seeds: Sequence[int],
+    positions: Sequence[int],
+) -> torch.Tensor:
+    """Draw one token id for each row.
+
+    Args:
+        logits: ``[R, V]``, any float type and layout.
+        temperatures: R numbers of 0 or more.
+        top_ks: R numbers; 0 allows every token.
+        top_ps: R numbers above 0, up to 1.
+        seeds: R unsigned 64-bit numbers.
+        positions: Positions of the tokens to be drawn.
+
+    Returns:
+        int32 ``[R]``, on the device of the logits.
+    """
+    drawn = logits.argmax(dim=1)  # [R]; the first of equal values
+    warm = [row for row, t in enumerate(temperatures) if t >= _SMALLEST_TEMPERATURE]
+    for start in range(0, len(warm), ROWS):
+        rows = warm[start : start + ROWS]
+
+        def pick(values: Sequence[float], dtype: torch.dtype, rows: list[int] = rows) -> torch.Tensor:
+            return torch.tensor([values[row] for row in rows], dtype=dtype, device=logits.device)
+
+        numbers = [uniform(seeds[row], positions[row]) for row in rows]
+        drawn[rows] = draw(
+            logits[rows].float(),
+            temperatures=pick(temperatures, torch.float32),
+            top_ks=pick(top_ks, torch.int64),
+            top_ps=pick(top_ps, torch.float64),
+            numbers=torch.tensor(numbers, dtype=torch.float64, device=logits.device),
+        )
+    return drawn.to(torch.int32)
+
+
+class Rows(NamedTuple):
+    """Rows with a temperature, as far as step 2."""
+
+    logits: torch.Tensor  # fp32 [n, V]
+    weights: torch.Tensor  # w in the order of the ids, fp32 [n, V]
+    totals: torch.Tensor  # sum of all weights, fp64 [n]
+    limits: torch.Tensor  # ranks that top_k leaves, int64 [n]
+    top_ps: torch.Tensor  # fp64 [n]
+    numbers: torch.Tensor  # u, fp64 [n]
+
+    def only(self, mask: torch.Tensor) -> Rows:
+        """Some of the rows."""
+        return Rows(*(part[mask] for part in self))
+
+
+def draw(
+    logits: torch.Tensor,
+    *,
+    temperatures: torch.Tensor,
+    top_ks: torch.Tensor,
+    top_ps: torch.Tensor,
+    numbers: torch.Tensor,
+) -> torch.Tensor:
+    """Steps 2 to 5 for rows with a temperature.
+
+    Args:
+        logits: fp32 ``[n, V]``.
+        temperatures: fp32 ``[n]``.
+        top_ks: int64 ``[n]``.
+        top_ps: fp64 ``[n]``.
+        numbers: u, fp64 ``[n]``.
+
+    Returns:
+        int64 ``[n]``.
+    """
+    vocabulary = logits.shape[1]
+    limits = torch.where(top_ks == 0, vocabulary, top_ks.clamp(max=vocabulary))  # [n]
+    weights = torch.exp((logits - logits.amax(dim=1, keepdim=True)) / temperatures[:, None])  # [n, V]
+    rows = Rows(logits, weights, weights.sum(dim=1, dtype=torch.float64), limits, top_ps, numbers)
+    cutting = torch.where(limits < vocabulary, limits, 0)
+    ids, certain = _among_first(rows, min(vocabulary, max(FIRST_RANKS, int(cutting.max()))))
+    if not bool(certain.all()):
+        ids[~certain] = _among_first(rows.only(~certain), vocabulary)[0]
+    return ids
+
+
+def _among_first(rows: Rows, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw by the first ``ranks`` ranks; also says which draws more ranks could not change."""
+    vocabulary = rows.logits.shape[1]
+    ids = _ranked(rows.logits, ranks)  # [n, ranks]
+    weights = rows.weights.gather(1, ids).double()  # [n, ranks]
+    sums = weights.cumsum(dim=1)  # c, [n, ranks]
+    cut = rows.limits < vocabulary
+    at_limit = sums.gather(1, (rows.limits.clamp(max=ranks) - 1)[:, None]).squeeze(1)
+    totals = torch.where(cut, at_limit, rows.totals)  # Z, [n]
+    whole = rows.top_ps == 1.0
+    allowed = (sums - weights < (rows.top_ps * totals)[:, None]) | whole[:, None]
+    allowed &= torch.arange(ranks, device=ids.device) < rows.limits[:, None]
+    allowed[:, 0] = True
+    count = allowed.sum(dim=1)  # ranks that can be drawn, as far as they were looked at
+    masses = torch.where(whole, totals, sums.gather(1, (count - 1)[:, None]).squeeze(1))  # M, [n]
+    place = (sums <= (rows.numbers * masses)[:, None]).sum(dim=1)  # first rank above u M
+    chosen = torch.minimum(place, count - 1)[:, None]
+    result = ids.gather(1, chosen).squeeze(1)
+    if ranks == vocabulary:
+        return result, torch.ones_like(cut)
+    # A rank that ties with the last one looked at may belong to an id that was not looked at.
+    values = rows.logits.gather(1, ids)
+    clear = values.gather(1, chosen).squeeze(1) > values[:, -1]
+    mass_known = cut | whole | (count < ranks)
+    return result, clear & mass_known & ((place < ranks) | cut)
+
+
+def _ranked(logits: torch.Tensor, ranks: int) -> torch.Tensor:
+    """Ids of the first ranks, ``[n, ranks]``; which of the ids that tie with the last one are among them is open."""
+    if ranks == logits.shape[1]:
+        return logits.sort(dim=1, descending=True, stable=True).indices
+    ids = logits.topk(ranks, dim=1).indices.sort(dim=1).values
+    order = logits.gather(1, ids).sort(dim=1, descending=True, stable=True).indices
+    return ids.gather(1, order)
