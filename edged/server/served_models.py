@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from edged.checkpoint.chat_template import ChatTemplate
 from edged.checkpoint.tokenizer import Tokenizer
 from edged.decoding.sampling import Sampling, resolve_sampling
-from edged.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
+from edged.errors import EdgedError, InvalidArgumentError, NotFoundError, UnavailableError
 from edged.models.architecture import Architecture
 from edged.server.errors import clip
 from edged.server.sampling_defaults import read_sampling_defaults
@@ -42,7 +42,7 @@ class ServedModel:
     Args:
         config: Its part of the configuration.
         tokenizer: Of the model folder.
-        template: Chat template of the model folder, if it has one.
+        template: Chat template of the model folder; it may be empty.
         vocabulary: Number of token ids that the model has logits for.
         sampling: Used where a request is silent.
         threads: Where tokenizing and templates run.
@@ -53,7 +53,7 @@ class ServedModel:
         config: ModelConfig,
         *,
         tokenizer: Tokenizer,
-        template: ChatTemplate | None,
+        template: ChatTemplate,
         vocabulary: int,
         sampling: Sampling,
         threads: ThreadPoolExecutor,
@@ -134,12 +134,6 @@ class ServedModel:
         return PromptTokens(tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens)))
 
     def _encode_chat(self, chat: types_pb2.Chat) -> PromptTokens:
-        if self._template is None:
-            raise FailedPreconditionError(
-                f"model {self.name} has no chat template; send text, or add a chat_template to tokenizer_config.json in "
-                "the model folder",
-                field="chat",
-            )
         messages = [
             {
                 "role": message.role,
@@ -148,7 +142,12 @@ class ServedModel:
             }
             for message in chat.messages
         ]
-        rendered = self._template.render(messages, continue_final_message=chat.continue_final_message)
+        try:
+            rendered = self._template.render(messages, continue_final_message=chat.continue_final_message)
+        except EdgedError as error:
+            if error.field.startswith("messages"):  # the request's name of it is chat.messages
+                error.field = f"chat.{error.field}"
+            raise
         return PromptTokens(tuple(self._tokenizer.encode_chat(rendered)), rendered)
 
     def _decode(self, token_ids: tuple[int, ...], skip_special_tokens: bool) -> str:
