@@ -48,10 +48,14 @@ STEP_INPUTS: Mapping[str, tuple[str, tuple[Dim, ...]]] = {
     "sequence_starts": ("int32", (BOUNDARIES,)),
     "lengths": ("int32", (SEQUENCES,)),
     "page_tables": ("int32", (SEQUENCES, PAGES)),
-    "tree_masks": ("int64", (TOKENS,)),
+    "tree_masks": ("int32", (TOKENS, 2)),
     "logit_rows": ("int32", (ROWS,)),
 }
-"""Element type and shape of what changes from step to step."""
+"""Element type and shape of what changes from step to step.
+
+A tree mask is a 64-bit word in two halves, the lower first: bit j says that new token j of the same sequence is the
+row's ancestor or the row itself. Chains have masks too.
+"""
 
 LOGITS = "logits"
 """The output: fp32 ``[rows, vocabulary]``."""

@@ -30,7 +30,7 @@ class StepInputs:
     sequence_starts: Value  # int32 [S + 1]
     lengths: Value  # int32 [S]
     page_tables: Value  # int32 [S, P]
-    tree_masks: Value  # int64 [T]
+    tree_masks: Value  # int32 [T, 2]
     logit_rows: Value  # int32 [R]
     rope_cosine: Value  # float32 [positions, D / 2]
     rope_sine: Value  # float32 [positions, D / 2]

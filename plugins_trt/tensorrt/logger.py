@@ -1,48 +1,60 @@
-"""The one logger that a process gives TensorRT: into Python's logging, with the last complaints kept for messages."""
+"""The one logger that a process gives TensorRT: into Python's logging, with what it said last kept."""
 
 from __future__ import annotations
 
 import collections
 import logging
+import re
 from typing import Any
 
 KEPT = 32
-"""Complaints kept."""
+"""Messages kept."""
+
+_ACTIVATION = re.compile(r"Total Activation Memory: (\d+) bytes")
 
 _log = logging.getLogger("plugins_trt.tensorrt")
 
 
-class Complaints:
-    """The last errors that TensorRT logged and that plugins raised, oldest first.
+class Record:
+    """What TensorRT and the plugins said since the last `clear`.
 
-    TensorRT answers a failed parse, build or load with an empty result; why, it says to its logger alone.
+    TensorRT answers a failed parse, build or load with an empty result; why, it says to its logger alone. So it does
+    with the memory of a plan that no GPU is there to load.
     """
 
     def __init__(self) -> None:
-        self._kept: collections.deque[str] = collections.deque(maxlen=KEPT)
-        self.plugin_faults: list[str] = []
+        self._errors: collections.deque[str] = collections.deque(maxlen=KEPT)
+        self._faults: collections.deque[str] = collections.deque(maxlen=KEPT)
+        self.activation_bytes: list[int] = []
+        """Device memory that a context of each profile needs for activations and scratch, in the order logged."""
 
-    def add(self, message: str) -> None:
-        """Keep one."""
-        self._kept.append(message.strip())
+    def add_error(self, message: str) -> None:
+        """Keep an error of TensorRT's."""
+        self._errors.append(" ".join(message.split()))
 
-    def add_plugin_fault(self, message: str) -> None:
+    def add_fault(self, message: str) -> None:
         """Keep what a plugin raised: it says more than TensorRT's lines about it."""
-        if len(self.plugin_faults) < KEPT:
-            self.plugin_faults.append(message)
+        self._faults.append(message)
+
+    def add_line(self, message: str) -> None:
+        """Take figures from any other line."""
+        match = _ACTIVATION.search(message)
+        if match:
+            self.activation_bytes.append(int(match[1]))
 
     def clear(self) -> None:
-        """Forget all; called before the work that the next ones will be about."""
-        self._kept.clear()
-        self.plugin_faults.clear()
+        """Forget all; called before the work that the next lines will be about."""
+        self._errors.clear()
+        self._faults.clear()
+        self.activation_bytes.clear()
 
-    def summary(self) -> str:
+    def reason(self) -> str:
         """What plugins raised, else what TensorRT logged, in one line."""
-        lines = self.plugin_faults or list(self._kept)
-        return "; ".join(dict.fromkeys(lines)) or "TensorRT gave no reason"
+        return "; ".join(dict.fromkeys(self._faults or self._errors)) or "TensorRT gave no reason"
 
 
-complaints = Complaints()
+record = Record()
+"""The process's: TensorRT has one logger a process."""
 
 
 def make_logger(module: Any) -> Any:  # noqa: ANN401 - the bindings have no types
@@ -69,7 +81,9 @@ def make_logger(module: Any) -> Any:  # noqa: ANN401 - the bindings have no type
             """One line."""
             level = levels.get(severity, logging.ERROR)
             if level >= logging.ERROR:
-                complaints.add(message)
+                record.add_error(message)
+            else:
+                record.add_line(message)
             _log.log(level, "%s", message)
 
     return Logger()

@@ -72,7 +72,7 @@ class Attention(OpRun):
             slots = np.arange(length + end - start)
             seen_keys, seen_values = (x[table[slots // PAGE], slots % PAGE] for x in (keys, values))
             for token in range(start, end):
-                mask = int(tree_masks[token]) & (2**64 - 1)
+                mask = int(tree_masks[token].view(np.uint64)[0])
                 # Stored tokens, and of the step's own those that the mask names (a chain's names all up to itself;
                 # chunks longer than a mask word are chains).
                 own = np.arange(end - start)

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 CONTEXT = 256
 
 
+def mask_words(masks: list[int]) -> Any:
+    return np.array(masks, np.uint64).view(np.int32).reshape(-1, 2)
+
+
 def graph_inputs(batch: StepBatch, masks: list[int] | None = None) -> dict[str, Any]:
     """The step as the graph's inputs; a chain's mask names every token of its sequence up to itself."""
     starts = batch.sequence_starts
@@ -39,14 +43,13 @@ def graph_inputs(batch: StepBatch, masks: list[int] | None = None) -> dict[str, 
         for start, end in itertools.pairwise(starts)
         for row in range(start, end)
     ]
-    words = np.array(chain if masks is None else masks, np.uint64)
     return {
         "token_ids": batch.token_ids,
         "positions": batch.positions,
         "sequence_starts": starts,
         "lengths": batch.lengths,
         "page_tables": np.stack(list(batch.page_tables)),
-        "tree_masks": words.view(np.int64),
+        "tree_masks": mask_words(chain if masks is None else masks),
         "logit_rows": batch.logit_rows,
     }
 
@@ -102,7 +105,7 @@ def test_padding_rows_and_empty_sequences_change_nothing(tmp_path: Path) -> None
         **{
             name: np.append(exact[name], [0]).astype(exact[name].dtype) for name in ("token_ids", "positions")
         },
-        "tree_masks": np.append(exact["tree_masks"], [0]),
+        "tree_masks": np.vstack([exact["tree_masks"], [[0, 0]]]).astype(np.int32),
         "sequence_starts": np.append(exact["sequence_starts"], [7]).astype(np.int32),
         "lengths": np.append(exact["lengths"], [0]).astype(np.int32),
         "page_tables": np.vstack([exact["page_tables"], [[0, 0]]]).astype(np.int32),
@@ -135,7 +138,7 @@ def test_a_tree_gives_each_node_the_logits_of_its_own_path(tmp_path: Path) -> No
             "token_ids": ids[path],
             "positions": np.arange(9, 9 + len(path), dtype=np.int32),
             "sequence_starts": np.array([0, len(path)], np.int32),
-            "tree_masks": np.array([(2 << depth) - 1 for depth in range(len(path))], np.int64),
+            "tree_masks": mask_words([(2 << depth) - 1 for depth in range(len(path))]),
             "logit_rows": np.array([len(path) - 1], np.int32),
         }
         np.testing.assert_allclose(found[node], graph.logits(chain)[0], rtol=1e-4, atol=1e-5)

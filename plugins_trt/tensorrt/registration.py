@@ -1,0 +1,40 @@
+"""Registers the creator of every operator with TensorRT's plugin registry, once a process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from plugins_trt.tensorrt.adapter import TensorRT, TensorRTError
+from plugins_trt.tensorrt.attention_plugin import AttentionOperator
+from plugins_trt.tensorrt.base import make_creator, make_plugin_class
+from plugins_trt.tensorrt.names import NAMESPACE
+
+if TYPE_CHECKING:
+    from plugins_trt.tensorrt.operator import PluginOperator
+
+OPERATORS: tuple[type[PluginOperator], ...] = (AttentionOperator,)
+"""Every operator of ours."""
+
+_registered: dict[str, list[Any]] = {}
+"""The creators, by the bindings' name: TensorRT holds them without counting Python's references."""
+
+
+def register(tensorrt: TensorRT) -> None:
+    """Make the operators known to the parser and the runtime of these bindings.
+
+    Raises:
+        TensorRTError: TensorRT refuses a creator.
+    """
+    if tensorrt.name in _registered:
+        return
+    trt = tensorrt.module
+    plugin_class = make_plugin_class(trt)
+    creators = [make_creator(trt, plugin_class, operator) for operator in OPERATORS]
+    registry = trt.get_plugin_registry()
+    for creator in creators:
+        if not registry.register_creator(creator, NAMESPACE):
+            raise TensorRTError(
+                f"{tensorrt.name} {tensorrt.version} refuses the plugin {NAMESPACE}::{creator.name} version "
+                f"{creator.plugin_version}; is one of that name registered already?"
+            )
+    _registered[tensorrt.name] = creators

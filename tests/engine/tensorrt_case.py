@@ -1,0 +1,28 @@
+"""A small graph and the TensorRT that builds it without a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from small_models import CONFIGS
+
+from edged.engine.graph import GraphSpec
+from edged.models.architecture import Architecture
+from plugins_trt.contract import SelectionRule
+
+
+def tensorrt_rtx() -> Any:
+    """The bindings; skips where TensorRT-RTX has no wheel."""
+    from plugins_trt.tensorrt import adapter
+
+    try:
+        return adapter.load("tensorrt_rtx")
+    except adapter.TensorRTError as error:
+        pytest.skip(str(error))
+
+
+def small_spec(dtype: str = "bfloat16", *, layers: int = 2, **changes: Any) -> GraphSpec:
+    """A Qwen3-like model with sparse attention and heads that the kernels take."""
+    config = {**CONFIGS["qwen3"], "head_dim": 64, "num_hidden_layers": layers, **changes}
+    return GraphSpec(Architecture.from_config(config), dtype, SelectionRule(dense_below=1024))

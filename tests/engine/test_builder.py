@@ -1,0 +1,115 @@
+"""Real builds with TensorRT-RTX, which needs no GPU for them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import onnx
+import pytest
+from tensorrt_case import small_spec, tensorrt_rtx
+
+from edged.engine import graph
+from edged.engine.builder import Plan, build
+from edged.engine.shapes import EngineShapes
+from edged.errors import CancelledError, InternalError
+
+SHAPES = EngineShapes(prefill_tokens=256, max_sequences=4)
+
+
+def built(model: onnx.ModelProto | None = None, targets: tuple[str, ...] = ("sm89",), **options: Any) -> Plan:
+    spec = options.pop("spec", None) or small_spec()
+    data = graph.serialize(graph.emit(spec) if model is None else model)
+    return build(tensorrt_rtx(), data, spec, options.pop("shapes", SHAPES), targets, **options)
+
+
+def test_a_plan_for_three_targets_is_built_without_weights_and_says_its_memory() -> None:
+    seen: list[tuple[str, int, int]] = []
+    plan = built(targets=("sm86", "sm89", "sm120"), progress=lambda *each: seen.append(each))
+    assert len(plan.data) > 100_000
+    assert set(plan.activation_bytes) == {"decode", "prefill"}
+    assert 0 < plan.activation_bytes["decode"] < plan.activation_bytes["prefill"] < 2**30
+    done = [each[1] for each in seen]
+    assert done == sorted(done)
+    assert seen[-1] == ("building", 1000, 1000)
+    assert len(done) > 20
+
+
+def test_activations_grow_with_the_chunk() -> None:
+    small = built(shapes=EngineShapes(prefill_tokens=256))
+    large = built(shapes=EngineShapes(prefill_tokens=2048))
+    assert large.activation_bytes["prefill"] > small.activation_bytes["prefill"]
+    assert large.activation_bytes["decode"] == small.activation_bytes["decode"]
+
+
+def test_a_build_that_is_cancelled_ends_at_its_next_step() -> None:
+    stop = threading.Event()
+    with pytest.raises(CancelledError):
+        built(progress=lambda _, done, __: stop.set() if done > 100 else None, cancelled=stop)
+    # And the next one is not affected.
+    assert len(built().data) > 100_000
+
+
+def test_what_the_progress_function_raises_ends_the_build() -> None:
+    def fail(*_: object) -> None:
+        raise OSError("the terminal is gone")
+
+    with pytest.raises(OSError, match="the terminal is gone"):
+        built(progress=fail)
+
+
+def changed(**attributes: object) -> onnx.ModelProto:
+    """The small graph with other attributes on its first attention node; None removes one."""
+    model = graph.emit(small_spec())
+    node = next(each for each in model.graph.node if each.op_type == "Attention")
+    kept = [each for each in node.attribute if each.name not in attributes]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+    node.attribute.extend(
+        onnx.helper.make_attribute(name, value) for name, value in attributes.items() if value is not None
+    )
+    return model
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        (
+            {"epsilon": None},
+            r"edged::Attention \(layers.0.attention\): lacks epsilon: the graph or plan was made by",
+        ),
+        ({"epsilon": 3}, r"edged::Attention \(layers.0.attention\): field epsilon is 3, must be a number"),
+        ({"lse": 1}, "field lse is 1, must be a text"),
+        ({"lse": "guess"}, "lse: 'guess', must be 'approximate' or 'exact'"),
+        ({"head_dim": 80}, r"head_dim: 80, must be one of \(64, 128\)"),
+        ({"heads": 3}, "heads: 3, must be a multiple of kv_heads 2"),
+        ({"qk_norm": 0}, r"edged::Attention \(layer 0\): 10 inputs, must be 8: qkv, positions"),
+        ({"kv_heads": 4}, r"input qkv has shape \[-1, 512\], must be \[T, 768\]"),
+    ],
+)
+def test_a_node_that_is_not_what_the_plugin_takes_is_refused_by_name(
+    attributes: dict[str, object], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InternalError, match=message):
+        built(changed(**attributes))
+    capfd.readouterr()
+
+
+def test_a_tensor_of_another_type_is_refused_by_name(capfd: pytest.CaptureFixture[str]) -> None:
+    spec = small_spec("float32")
+    with pytest.raises(InternalError, match="input qkv is float32, must be float16 or bfloat16"):
+        built(spec=spec)
+    capfd.readouterr()
+
+
+def test_bytes_that_are_no_graph_are_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InternalError, match="tensorrt_rtx cannot read the graph"):
+        build(tensorrt_rtx(), b"no model", small_spec(), SHAPES, ("sm89",))
+    capfd.readouterr()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_dense_attention_builds_in_both_types(dtype: str) -> None:
+    spec = small_spec(dtype)
+    dense = graph.GraphSpec(spec.architecture, dtype, None)
+    assert len(built(spec=dense).data) > 100_000
