@@ -1,0 +1,118 @@
+"""Builds real plans for sm86, sm89 and sm120 without a GPU, and measures it.
+
+Two shapes: SmolLM2-135M and MiniCPM4-8B (32 layers, sparse attention), bf16, each in a process of its own. With
+`--json`, one object on standard output; `build_seconds`, `build_peak_rss_mb` and `plan_mb` are the larger shape's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "smollm2": {
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49152,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 100000.0,
+        "tie_word_embeddings": True,
+    },
+    "minicpm4_8b": {
+        "model_type": "minicpm",
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 16384,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 2,
+        "vocab_size": 73448,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "scale_emb": 12,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
+    },
+}
+LARGE = "minicpm4_8b"
+TARGETS = ("sm86", "sm89", "sm120")
+
+
+def measure(name: str) -> dict[str, Any]:
+    """Build one shape in this process."""
+    started = time.monotonic()
+    from edged.engine.builder import build
+    from edged.engine.graph import GraphSpec, emit, serialize
+    from edged.engine.shapes import EngineShapes
+    from edged.models.architecture import Architecture
+    from plugins_trt.contract import SelectionRule
+    from plugins_trt.tensorrt.adapter import load
+
+    sparse = SelectionRule() if name == LARGE else None
+    spec = GraphSpec(Architecture.from_config(SHAPES[name]), "bfloat16", sparse)
+    tensorrt = load("tensorrt_rtx")
+    graph = serialize(emit(spec))
+    plan = build(tensorrt, graph, spec, EngineShapes(), TARGETS)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "tensorrt": f"{tensorrt.name} {tensorrt.version}",
+        "targets": list(TARGETS),
+        "layers": spec.architecture.layers,
+        # From the interpreter's start of work to the plan: imports, graph, parsing and building.
+        "build_seconds": round(time.monotonic() - started, 2),
+        "build_cpu_seconds": round(usage.ru_utime + usage.ru_stime, 2),
+        "build_peak_rss_mb": round(usage.ru_maxrss / 1024, 1),
+        "plan_mb": round(len(plan.data) / 1e6, 2),
+        "graph_mb": round(len(graph) / 1e6, 3),
+        "activation_mb": {key: round(value / 1e6, 1) for key, value in plan.activation_bytes.items()},
+    }
+
+
+def main() -> int:
+    """Measure each shape in a process of its own and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--shape", choices=SHAPES, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.shape:
+        print(json.dumps(measure(arguments.shape)))
+        return 0
+    results = {}
+    for name in SHAPES:
+        done = subprocess.run(
+            [sys.executable, __file__, "--shape", name], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            sys.stderr.write(done.stderr)
+            return 1
+        results[name] = json.loads(done.stdout.splitlines()[-1])
+    large = results[LARGE]
+    figures = {key: large[key] for key in ("build_seconds", "build_peak_rss_mb", "plan_mb")}
+    if arguments.json:
+        print(json.dumps({**figures, "shapes": results}, indent=2))
+        return 0
+    print(f"{'shape':<14}{'seconds':>9}{'CPU s':>8}{'peak MB':>9}{'plan MB':>9}  activations MB")
+    for name, each in results.items():
+        memory = ", ".join(f"{key} {value}" for key, value in each["activation_mb"].items())
+        print(
+            f"{name:<14}{each['build_seconds']:>9}{each['build_cpu_seconds']:>8}{each['build_peak_rss_mb']:>9}"
+            f"{each['plan_mb']:>9}  {memory}"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
