@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from edged.config import Config, ModelConfig
 from edged.decoding.detokenizer import TokenTexts
-from edged.errors import CheckpointError, Code, EdgedError, LedgerError, UnsupportedError
+from edged.errors import Code, EdgedError, InternalError, UnavailableError
 from edged.executor.base import Executor
 from edged.log import configure, get_logger
 from edged.worker.channel import ChannelClosedError, EngineChannel
@@ -57,7 +57,8 @@ def serve(
         try:
             loop = EngineLoop(channel, _load_models(channel, config, executor_of, texts_of))
         except EdgedError as error:
-            fatal = isinstance(error, CheckpointError | LedgerError | UnsupportedError)
+            # What edged refuses it refuses again; a wrong first token or a busy device may be gone the next time.
+            fatal = not isinstance(error, InternalError | UnavailableError)
             _log.error("a model does not load", why=error.message, fatal=fatal)
             channel.send(EngineFailed(error.code.value, error.message, fatal=fatal))
             return 1

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edged.errors import UnsupportedError
-from edged.memory.buffers import ModelPlan
-from edged.models.architecture import Architecture
 
 if TYPE_CHECKING:
     from edged.config import ModelConfig
@@ -28,8 +26,7 @@ def load_executor(config: ModelConfig) -> tuple[str, Executor]:
         )
     from edged.executor.torch_executor import TorchExecutor  # noqa: PLC0415 - imports torch; only its engines do
 
-    plan = ModelPlan.of(config, Architecture.read(config.path))
-    return "torch", TorchExecutor(config.path, plan, config.threads)
+    return "torch", TorchExecutor(config)
 
 
 def load_texts(config: ModelConfig) -> TokenTexts:
