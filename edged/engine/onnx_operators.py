@@ -6,7 +6,7 @@ fp32 and rounded once, as the kernels of the torch executor do it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from plugins_trt.tensorrt.names import ATTENTION, ATTENTION_VERSION, NAMESPACE
@@ -45,6 +45,7 @@ class OnnxOperators:
         step: The step's inputs.
         dtype: Of activations and weights.
         selection: Which blocks a query attends to; None attends densely everywhere.
+        head: The input that holds the LM head's weight, also where it is the embedding's.
     """
 
     def __init__(
@@ -52,14 +53,17 @@ class OnnxOperators:
         nodes: OnnxNodes,
         architecture: Architecture,
         step: StepInputs,
+        *,
         dtype: str,
         selection: SelectionRule | None,
+        head: Value,
     ) -> None:
         self._nodes = nodes
         self._a = architecture
         self._step = step
         self._dtype = dtype
         self._selection = selection
+        self._head = head
 
     def embedding(self, table: Value, scale: float) -> Value:
         """``[V, H]`` to ``[T, H]``."""
@@ -154,6 +158,7 @@ class OnnxOperators:
 
     def logits(self, hidden: Value, head: Linear[Value], divisor: float) -> Value:
         """``[R, H]`` to ``[R, V]``, fp32."""
+        head = replace(head, weight=self._head)
         logits = self.linear(self._scaled(hidden, 1.0 / divisor, head.name), head)
         return self._nodes.cast(logits, "float32", head.name)
 

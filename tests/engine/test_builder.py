@@ -113,3 +113,9 @@ def test_dense_attention_builds_in_both_types(dtype: str) -> None:
     spec = small_spec(dtype)
     dense = graph.GraphSpec(spec.architecture, dtype, None)
     assert len(built(spec=dense).data) > 100_000
+
+
+def test_a_tied_table_is_not_copied_in_every_step() -> None:
+    spec = small_spec(tie_word_embeddings=True, hidden_size=512, vocab_size=20_000, layers=1)
+    table_bytes = 20_000 * 512 * 2
+    assert built(spec=spec).activation_bytes["decode"] < 0.6 * table_bytes

@@ -65,7 +65,9 @@ class GraphRunner:
             for spec in weight_specs(architecture)
         }
         self.constants["rope_cosine"], self.constants["rope_sine"] = rope_tables(architecture, CONTEXT)
-        model = emit(GraphSpec(architecture, "float32"))
+        spec = GraphSpec(architecture, "float32")
+        self.constants.update({name: self.constants[source] for name, source in spec.aliases().items()})
+        model = emit(spec)
         onnx.checker.check_model(model, full_check=True)
         self.evaluator = ReferenceEvaluator(model, new_ops=[Attention])
 
@@ -182,6 +184,14 @@ def test_every_tensor_between_operators_has_the_graphs_dtype(dtype: str) -> None
     assert len(products) == architecture.layers * 5 + 1
     assert {types[name] for name in products} == {wanted}
     assert model.graph.output[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+
+
+def test_a_tied_table_is_two_inputs_of_one_memory() -> None:
+    spec = GraphSpec(Architecture.from_config(CONFIGS["llama"]), "float16")
+    assert spec.aliases() == {"head": "embedding"}
+    readers = [node.op_type for node in emit(spec).graph.node if "embedding" in node.input]
+    assert readers == ["Gather"]
+    assert GraphSpec(Architecture.from_config(CONFIGS["qwen3"]), "float16").aliases() == {}
 
 
 def test_weights_are_inputs_and_the_file_holds_none() -> None:
