@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from edged.errors import Code, EdgedError, InternalError, UnavailableError, from_code
+from edged.errors import Code, EdgedError, InternalError, UnavailableError, UnreachableError, from_code
 
 if TYPE_CHECKING:
     from edged.client.address import Address
@@ -45,6 +45,8 @@ def read_failure(failure: grpc.RpcError, address: Address, timeout: float | None
         unreachable = address.unreachable()
         if unreachable is not None:
             return unreachable
+        if message.startswith("failed to connect"):  # and now it is there: it has just been started
+            return UnreachableError(f"cannot reach edged at {address} yet: {message}", field="address")
         return UnavailableError(f"the connection to edged at {address} broke: {message}")
     if code is Code.RESOURCE_EXHAUSTED and "larger than max" in message:
         message += " bytes: send less, or raise limits.message_size in the daemon's configuration"

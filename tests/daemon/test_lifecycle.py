@@ -98,7 +98,7 @@ def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(start_daemon)
     daemon = start_daemon()
     watcher = Watcher(daemon, "")
     with daemon.client() as client, ThreadPoolExecutor(4) as pool:
-        streams = [iter(client.generate(STORY, max_tokens=150, **LONG)) for _ in range(3)]
+        streams = [iter(client.generate(STORY, max_tokens=40, **LONG)) for _ in range(3)]
         for stream in streams:
             first_chunk(stream)
         answers = [pool.submit(lambda stream=stream: list(stream)[-1]) for stream in streams]
@@ -111,7 +111,7 @@ def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(start_daemon)
         for answer in answers:
             last = answer.result(60)
             assert isinstance(last, Finished)
-            assert last.usage.generated_tokens == 150
+            assert last.usage.generated_tokens == 40
     assert daemon.wait() == 0
     watcher.close()
     assert not daemon.socket.exists()
