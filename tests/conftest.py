@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import importlib.metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,3 +50,13 @@ def demo_model(demo_gguf: Path) -> Path:
             import_gguf(demo_gguf, folder, overwrite=True)
             stamp.write_text(key)
     return folder
+
+
+@pytest.fixture(scope="session")
+def demo_reference(demo_gguf: Path) -> Any:
+    """The demo model in fp32 as transformers reads it from the same GGUF file."""
+    import torch
+    import transformers
+
+    loader: Any = transformers.AutoModelForCausalLM
+    return loader.from_pretrained(demo_gguf.parent, gguf_file=demo_gguf.name, dtype=torch.float32).eval()

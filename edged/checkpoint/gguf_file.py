@@ -141,12 +141,12 @@ class GgufFile:
                 pread_into(
                     self._file.fileno(), part.reshape(-1).data, tensor.offset + start * row_bytes, where
                 )
-                yield dequantize(part, tensor.type)
+                yield _dequantize(part, tensor.type)
             return
         packed = np.empty((rows, row_bytes), np.uint8)
         pread_into(self._file.fileno(), packed.reshape(-1).data, tensor.offset, where)
         for start in range(0, rows, step):
-            yield dequantize(packed[order[start : start + step]], tensor.type)
+            yield _dequantize(packed[order[start : start + step]], tensor.type)
 
     def _read(self, cursor: _Cursor) -> None:
         if cursor.take(4) != _MAGIC:
@@ -209,6 +209,11 @@ class GgufFile:
             if entry.name in self.tensors:
                 raise CheckpointError(f"{self.path}: tensor {entry.name!r} appears twice")
             self.tensors[entry.name] = entry._replace(offset=data_start + entry.offset)
+
+
+def _dequantize(packed: np.ndarray[Any, Any], kind: GGMLQuantizationType) -> np.ndarray[Any, Any]:
+    with np.errstate(all="ignore"):  # a damaged scale is found in the result
+        return dequantize(packed, kind)
 
 
 class _Cursor:
