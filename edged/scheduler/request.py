@@ -31,6 +31,7 @@ class Request:
     """
 
     __slots__ = (
+        "_greedy",
         "answer",
         "arrived",
         "deadline",
@@ -49,7 +50,6 @@ class Request:
         "steps",
         "stored",
         "table",
-        "_greedy",
     )
 
     def __init__(

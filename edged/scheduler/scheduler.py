@@ -50,6 +50,8 @@ class Scheduler:
         """Requests admitted since the reader last emptied this list."""
         self.drawing: list[Request] = []
         """The requests whose tokens the current batch draws, in the order of its rows."""
+        self.prompt_tokens = 0
+        """Prompt tokens in the current batch."""
         self._prefill_chunk = prefill_chunk
         self._by_id: dict[str, Request] = {}
         self._orders = 0
@@ -177,6 +179,7 @@ class Scheduler:
                     drawing.append(request)
                     logit_rows.append(tokens - 1)
                     sampling.append(request.sampling_row(end))
+        self.prompt_tokens = tokens - len(decoding)
         return StepBatch(
             token_ids=self._token_ids[:tokens],
             positions=self._positions[:tokens],

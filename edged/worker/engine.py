@@ -104,11 +104,13 @@ def _load_models(
     runners = []
     for model in config.models:
         progress = _Progress(channel, model.name)
+        progress("tokenizer", 0, 1)
+        texts = texts_of(
+            model
+        )  # before the weights, so that what it needs while it loads adds nothing to the peak
         progress("executor", 0, 1)
         name, executor = executor_of(model)
         executor.load(progress)
-        progress("tokenizer", 0, 1)
-        texts = texts_of(model)
         progress("first token", 0, 1)
         seconds = draw_one_token(model.name, executor)
         progress("first token", 1, 1)
@@ -120,8 +122,7 @@ def _load_models(
                 texts,
                 executor_name=name,
                 queue_capacity=config.queue.capacity,
-                send=channel.send,
-                flush=channel.flush,
+                channel=channel,
             )
         )
     # What has been loaded lives as long as the process: the collector need not walk it again in the middle of a step.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING
 
+from edged.checkpoint.tokenizer import Tokenizer
+from edged.decoding.token_table import TokenTable
 from edged.errors import UnsupportedError
+from edged.models.architecture import Architecture
 
 if TYPE_CHECKING:
     from edged.config import ModelConfig
-    from edged.decoding.detokenizer import TokenTexts
     from edged.executor.base import Executor
 
 
@@ -29,12 +32,20 @@ def load_executor(config: ModelConfig) -> tuple[str, Executor]:
     return "torch", TorchExecutor(config)
 
 
-def load_texts(config: ModelConfig) -> TokenTexts:
-    """Load the model's tokenizer.
+def load_texts(config: ModelConfig) -> TokenTable:
+    """Load the texts of the model's tokens.
 
     Raises:
-        CheckpointError: The folder has no tokenizer, or one that cannot be read.
+        CheckpointError: The folder has no tokenizer, one that cannot be read, or one of another model.
     """
-    from edged.checkpoint.tokenizer import Tokenizer  # noqa: PLC0415 - not needed by engines under test
-
-    return Tokenizer.load(config.path)
+    rows = Architecture.read(config.path).vocabulary
+    tokenizer = Tokenizer.load(config.path)
+    tokenizer.check_embedding(rows)
+    table = TokenTable(tokenizer, rows)
+    del tokenizer
+    # The tokenizer's many small pieces are free now, but only this gives them back to the system (glibc; others have
+    # no such function and need none).
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    return table

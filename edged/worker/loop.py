@@ -8,6 +8,7 @@ comes.
 from __future__ import annotations
 
 import enum
+import itertools
 import time
 from typing import TYPE_CHECKING
 
@@ -60,29 +61,38 @@ class EngineLoop:
             ChannelClosedError: The daemon is gone.
             Exception: A step failed. Every request has been told.
         """
-        while True:
+        for runner in itertools.cycle(self._runners):
             working = any(runner.has_work for runner in self._runners)
             if not working:
                 if self._draining:
                     return End.DRAINED
                 self._become_idle()
-            for message in self._channel.receive(0.0 if working else None):
-                if isinstance(message, Shutdown):
-                    for runner in self._runners:
-                        runner.refuse_all("the daemon stops", _RETRY_SECONDS)
-                    return End.SHUTDOWN
-                self._handle(message)
-            for runner in self._runners:
-                if runner.has_work:
-                    self._turn(runner)
-            self._channel.flush()
-            if time.monotonic() - self._reported >= REPORT_SECONDS:
-                self._send_report()
+            if not self._receive(wait=not working):
+                return End.SHUTDOWN
+            if runner.has_work:
+                self._turn(runner)
+        raise AssertionError("an engine has at least one model")
+
+    def _receive(self, *, wait: bool) -> bool:
+        """Act on the messages that have arrived; False if the engine is to end."""
+        messages = self._channel.receive(None if wait else 0.0)
+        if not messages:
+            return True
+        self._report_due = True
+        for message in messages:
+            if isinstance(message, Shutdown):
+                for runner in self._runners:
+                    runner.refuse_all("the daemon stops", _RETRY_SECONDS)
+                return False
+            self._handle(message)
+        self._channel.flush()
+        return True
 
     def _turn(self, runner: ModelRunner) -> None:
+        """One step of one model; its tokens are on their way when this returns."""
         self._report_due = True
         try:
-            runner.turn()
+            ended = runner.turn()
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             runner.fail_all(
@@ -95,10 +105,13 @@ class EngineLoop:
                     "the engine ended because another model's step failed; try again", _RETRY_SECONDS
                 )
             raise
+        # Whoever learns that a request ended finds its pages free in the status.
+        if ended or time.monotonic() - self._reported >= REPORT_SECONDS:
+            self._queue_report()
+        self._channel.flush()
 
     def _handle(self, message: ToEngine) -> None:
         """Act on one message."""
-        self._report_due = True
         if isinstance(message, Submit):
             runner = self._by_name.get(message.model)
             if runner is None:
@@ -113,7 +126,8 @@ class EngineLoop:
                 runner.submit(message)
         elif isinstance(message, Cancel):
             # A request that has ended already is none of the runners': its Finished is on the way.
-            any(runner.cancel(message) for runner in self._runners)
+            if any(runner.cancel(message) for runner in self._runners):
+                self._queue_report()
         elif isinstance(message, Drain):
             self._draining = True
         elif isinstance(message, Configure):
@@ -124,12 +138,12 @@ class EngineLoop:
         if self._report_due:
             for runner in self._runners:
                 runner.check()
-            self._send_report()
+            self._queue_report()
+            self._channel.flush()
             self._report_due = False
 
-    def _send_report(self) -> None:
+    def _queue_report(self) -> None:
         self._reported = time.monotonic()
         self._channel.send(
             Report(tuple(runner.report() for runner in self._runners), self._reported - self._started)
         )
-        self._channel.flush()

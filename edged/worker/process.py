@@ -32,6 +32,12 @@ def engine_environment(config: Config) -> dict[str, str]:
     cores = len(os.sched_getaffinity(0))
     threads = max((model.threads or cores for model in config.models), default=cores)
     environment.setdefault("OMP_NUM_THREADS", str(threads))
+    if "OMP_WAIT_POLICY" not in environment:
+        # A worker thread that waits for the next piece of a step spins first, for milliseconds by default, and takes
+        # the core from the daemon, or from the very thread it waits for. Some ten microseconds cover the gaps inside
+        # a step; after it the threads sleep (libgomp of torch's wheels; KMP_BLOCKTIME is Intel's and LLVM's, in ms).
+        environment.setdefault("GOMP_SPINCOUNT", "1000")
+        environment.setdefault("KMP_BLOCKTIME", "1")
     environment.setdefault("TOKENIZERS_PARALLELISM", "false")
     return environment
 
@@ -71,6 +77,7 @@ class EngineProcess:
             if not closed.done():
                 closed.set_result(reason)
 
+        process = None
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -82,12 +89,14 @@ class EngineProcess:
                 pass_fds=(theirs.fileno(),),
                 env=engine_environment(config),
             )
+            theirs.close()
+            channel = await DaemonChannel.connect(ours, on_message, on_close)
         except BaseException:
             ours.close()
-            raise
-        finally:
             theirs.close()
-        channel = await DaemonChannel.connect(ours, on_message, on_close)
+            if process is not None:
+                process.kill()
+            raise
         channel.send(Configure(config))
         return cls(process, channel, closed)
 

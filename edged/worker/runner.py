@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edged.decoding.answer import Answer
@@ -16,7 +15,6 @@ from edged.worker.messages import (
     Cancel,
     Failed,
     Finished,
-    Message,
     ModelReport,
     Started,
     Submit,
@@ -28,11 +26,9 @@ if TYPE_CHECKING:
     from edged.config import ModelConfig
     from edged.decoding.detokenizer import TokenTexts
     from edged.executor.base import Executor
+    from edged.worker.channel import EngineChannel
 
 _log = get_logger("engine")
-
-Send = Callable[[Message], None]
-"""Queues a message to the daemon."""
 
 
 class ModelRunner:
@@ -44,8 +40,7 @@ class ModelRunner:
         executor_name: ``torch`` or ``tensorrt``.
         texts: The model's tokenizer.
         queue_capacity: Most requests that wait.
-        send: Queues a message to the daemon.
-        flush: Sends what is queued.
+        channel: To the daemon. What a request is to be told is queued there; the loop sends it.
     """
 
     def __init__(
@@ -56,8 +51,7 @@ class ModelRunner:
         *,
         executor_name: str,
         queue_capacity: int,
-        send: Send,
-        flush: Callable[[], None],
+        channel: EngineChannel,
     ) -> None:
         self.config = config
         self.executor = executor
@@ -67,8 +61,8 @@ class ModelRunner:
         self._scheduler = Scheduler(
             self._limits, prefill_chunk=config.prefill_chunk, queue_capacity=queue_capacity
         )
-        self._send = send
-        self._flush = flush
+        self._channel = channel
+        self._send = channel.send
         self._prompt_tokens = 0
         self._generated_tokens = 0
         self._steps = 0
@@ -104,17 +98,22 @@ class ModelRunner:
         self._fail(message.request_id, Code.CANCELLED, message.reason)
         return True
 
-    def turn(self) -> None:
-        """Run one step, if anything is to be run, and send what came of it."""
+    def turn(self) -> bool:
+        """Run one step, if anything is to be run, and queue what came of it.
+
+        Returns:
+            Whether a request ended, so that pages are free that were not.
+        """
         scheduler = self._scheduler
         now = time.monotonic()
-        for request in scheduler.expire(now):
+        expired = scheduler.expire(now)
+        for request in expired:
             self._fail(request.request_id, Code.DEADLINE_EXCEEDED, _deadline_message(request))
         batch = scheduler.next_batch(now)
         if scheduler.started:
             self._send_started()
         if batch is None:
-            return
+            return bool(expired)
         before = time.monotonic()
         drawn = self.executor.step(batch)
         now = time.monotonic()
@@ -130,14 +129,13 @@ class ModelRunner:
             if request.answer.finish is not None:
                 self._send_finished(request, now)
                 ended.append(request)
-        self._flush()  # the client has its token before anything else is done
         for request in ended:
             scheduler.finish(request, now)
-            _log.debug("request finished", request_id=request.request_id, generated=request.answer.generated)
         self._steps += 1
         self._step_seconds = seconds
         self._generated_tokens += len(scheduler.drawing)
-        self._prompt_tokens += len(batch.token_ids) - len(scheduler.drawing)
+        self._prompt_tokens += scheduler.prompt_tokens
+        return bool(ended or expired)
 
     def fail_all(self, running: str, waiting: str, retry_seconds: float) -> None:
         """End every request because the engine ends.
@@ -228,7 +226,7 @@ class ModelRunner:
         for request in started:
             queued = request.started_at - request.arrived
             self._send(Started(request.request_id, len(request.prompt), queue_seconds=queued))
-        self._flush()  # before the first step, which may take long
+        self._channel.flush()  # before the first step, which may take long
 
     def _send_finished(self, request: Request, now: float) -> None:
         answer = request.answer
