@@ -60,7 +60,7 @@ def command(
         with ProgressBars(f"importing {source.name} to {destination}") as bars:
             import_gguf(source, destination, dtype=dtype, progress=bars.report, overwrite=overwrite)
     except EdgedError as error:
-        say_error(error.message + (" (--overwrite)" if "overwriting" in error.message else ""))
+        say_error(error.message.replace("allow overwriting it", "give --overwrite"))
         return ExitCode.FILE
     size = sum(file.stat().st_size for file in destination.iterdir())
     sys.stdout.write(f"wrote {destination}: {format_size(size)}, weights in {dtype}\n")

@@ -47,8 +47,26 @@ _UsageError: Any = typer.BadParameter.__mro__[1]
 _ClickError: Any = typer.BadParameter.__mro__[2]
 
 
+class PipeClosedError(Exception):
+    """Whoever read the output went away. Click would make exit status 1 of Python's own exception."""
+
+
 class LazyGroup(TyperGroup):
     """Imports the module of a command when that command is asked for."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - Click's context
+        """Read the command line; ``--help`` prints here."""
+        try:
+            return super().make_context(*args, **kwargs)
+        except BrokenPipeError as error:
+            raise PipeClosedError from error
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - Click's context
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise PipeClosedError from error
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 - Click's context
         """Every command, in the order of the help."""
@@ -120,7 +138,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         status = _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except (PipeClosedError, BrokenPipeError):
         detach_stdout()
         return ExitCode.PIPE_CLOSED
     except KeyboardInterrupt:
@@ -139,8 +157,13 @@ def _run(arguments: list[str]) -> int:
         return ExitCode.USAGE
     except typer.Abort:
         return ExitCode.INTERRUPTED
-    except (BrokenPipeError, KeyboardInterrupt):
+    except (PipeClosedError, KeyboardInterrupt):
         raise
+    except ImportError as error:
+        say_error(
+            f"a package is missing or broken: {error}; edgectl doctor says which, pip install edged repairs it"
+        )
+        return ExitCode.INTERNAL
     except Exception as error:  # noqa: BLE001 - the last line of defence: a user never sees a traceback unasked
         if os.environ.get("EDGED_DEBUG"):
             traceback.print_exc()

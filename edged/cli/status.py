@@ -2,7 +2,7 @@
 
 import json
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -10,12 +10,15 @@ from rich.text import Text
 
 from edged.cli.connection import connect, describe, state_name, wait_until_serving
 from edged.cli.exit_codes import ExitCode
+from edged.cli.ledger_table import ledger_table
 from edged.cli.message_json import as_object
 from edged.cli.options import AddressOption, WaitOption, duration
-from edged.cli.terminal import console, say_error
+from edged.cli.terminal import say_error, show, visible
 from edged.errors import DeadlineError, EdgedError, UnavailableError, UnreachableError
-from edged.units import format_size
 from edged.v1 import control_pb2
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _STYLES = {
     "serving": "bold green",
@@ -77,29 +80,28 @@ def _print_json(content: dict[str, object]) -> None:
 
 
 def _print_tables(status: control_pb2.GetStatusResponse, address: str) -> None:
-    out = console()
     state = state_name(status.state)
-    out.print(
-        Text.assemble(
-            f"edged {status.version}  ",
-            (describe(status), _STYLES.get(state, "")),
-            f"  up {_span(status.uptime_seconds)}",
-        )
-    )
-    out.print(f"address   {', '.join(status.addresses) or address}")
     engine = f"engine {status.engine_pid}" if status.engine_pid else "no engine"
     restarts = f", {status.engine_restarts} engine restarts" if status.engine_restarts else ""
-    out.print(f"processes daemon {status.daemon_pid}, {engine}{restarts}")
     failed = f", {status.requests_failed} failed" if status.requests_failed else ""
-    out.print(f"requests  {status.requests_finished} finished{failed}")
+    parts: list[RenderableType] = [
+        Text.assemble(
+            f"edged {status.version}  ",
+            (visible(describe(status)), _STYLES.get(state, "")),
+            f"  up {_span(status.uptime_seconds)}",
+        ),
+        f"address    {', '.join(status.addresses) or address}",
+        f"processes  daemon {status.daemon_pid}, {engine}{restarts}",
+        f"requests   {status.requests_finished} finished{failed}",
+    ]
     if status.last_error and state == "serving":
-        out.print(Text(f"last engine error: {status.last_error}", style="yellow"))
+        parts.append(Text(f"last engine error: {visible(status.last_error)}", style="yellow"))
     if status.models:
-        out.print()
-        out.print(_models_table(status))
+        parts += ["", _models_table(status)]
     if status.ledger.rows:
-        out.print()
-        out.print(_ledger_table(status.ledger))
+        ledger = status.ledger
+        parts += ["", ledger_table(ledger.rows, total=ledger.total_bytes, budget=ledger.budget_bytes)]
+    show(*parts)
 
 
 def _models_table(status: control_pb2.GetStatusResponse) -> Table:
@@ -124,20 +126,6 @@ def _models_table(status: control_pb2.GetStatusResponse) -> Table:
             str(model.prompt_tokens),
             str(model.generated_tokens),
         )
-    return table
-
-
-def _ledger_table(ledger: control_pb2.Ledger) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("memory")
-    table.add_column("size", justify="right")
-    table.add_column("how")
-    for row in ledger.rows:
-        table.add_row(row.name, format_size(row.bytes), row.note)
-    table.add_section()
-    table.add_row(
-        "total", format_size(ledger.total_bytes), f"of a budget of {format_size(ledger.budget_bytes)}"
-    )
     return table
 
 

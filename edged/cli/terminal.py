@@ -11,6 +11,8 @@ from rich.console import Console
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from rich.console import RenderableType
+
 _WIDE = 10_000
 """Columns when the output is no terminal: nothing may be cut or wrapped in a pipe or a file."""
 
@@ -32,6 +34,17 @@ def console(stream: TextIO | None = None) -> Console:
     stream = sys.stdout if stream is None else stream
     width = None if stream.isatty() else _WIDE
     return Console(file=stream, width=width, markup=False, emoji=False, highlight=False, soft_wrap=False)
+
+
+def show(*parts: RenderableType) -> None:
+    """Print tables and lines to standard output; elsewhere than on a terminal without the spaces that fill them."""
+    out = console()
+    if out.is_terminal:
+        out.print(*parts, sep="\n")
+        return
+    with out.capture() as captured:
+        out.print(*parts, sep="\n")
+    sys.stdout.write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
 
 
 def write_text(text: str) -> None:

@@ -1,0 +1,236 @@
+"""The doctor's checks: each looks at one thing and says what it found and, if it is wrong, what to do."""
+
+from __future__ import annotations
+
+import locale
+import os
+import platform
+import resource
+import shutil
+import stat
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from edged import __version__
+from edged.cli.machine import has_nvidia_device, meminfo, probe_torch
+from edged.cli.requirements import requirements
+from edged.config import default_socket
+from edged.errors import EdgedError, UnreachableError
+from edged.memory.available import available_memory
+from edged.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+OK, NOTE, WARNING, FAILURE = "ok", "note", "warn", "FAIL"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found.
+
+    Attributes:
+        check: What was looked at.
+        level: ``ok``, ``note`` (for information), ``warn`` or ``FAIL``.
+        found: What is there.
+        remedy: What to do; empty when there is nothing to do.
+    """
+
+    check: str
+    level: str
+    found: str
+    remedy: str = ""
+
+
+def check_python() -> Iterator[Finding]:
+    """The interpreter and the machine it runs on."""
+    version = platform.python_version()
+    place = f"{version} ({sys.executable}) on {platform.system()} {platform.machine()}"
+    if sys.version_info < (3, 10):  # noqa: UP036 - the doctor also runs where pip's check was switched off
+        yield Finding("python", FAILURE, place, "install CPython 3.10 to 3.13 and edged in a new venv of it")
+    elif sys.version_info >= (3, 14):
+        yield Finding("python", WARNING, place, "edged is tested on CPython 3.10 to 3.13; use one of them")
+    else:
+        yield Finding("python", OK, place)
+    if sys.platform != "linux":
+        yield Finding("system", FAILURE, platform.system(), "run edged on Linux")
+    encoding = locale.getpreferredencoding(do_setlocale=False)
+    if encoding.lower().replace("-", "") != "utf8":
+        yield Finding(
+            "locale", WARNING, encoding, "set LANG=C.UTF-8, or text outside of it is shown as question marks"
+        )
+
+
+def check_packages() -> Iterator[Finding]:
+    """What pip installed against what edged asks for."""
+    try:
+        wanted = [item for item in requirements() if not item.extra]
+    except metadata.PackageNotFoundError:
+        yield Finding(
+            "packages", FAILURE, "edged is not installed", "run: pip install -e . in the source tree"
+        )
+        return
+    bad = [item for item in wanted if not item.satisfied]
+    for item in bad:
+        found = (
+            f"{item.name} {item.installed or 'is not installed'}, edged wants {item.wanted or 'any version'}"
+        )
+        yield Finding("packages", FAILURE, found, f"run: pip install '{item.name}{item.wanted}'")
+    if not bad:
+        shown = ("grpcio", "protobuf", "tokenizers", "safetensors", "gguf", "numpy")
+        versions = ", ".join(f"{item.name} {item.installed}" for item in wanted if item.name in shown)
+        yield Finding("packages", OK, f"edged {__version__} with all {len(wanted)}: {versions}")
+
+
+def check_torch(*, wants_gpu: bool) -> Iterator[Finding]:
+    """Run torch on the CPU and look for GPUs.
+
+    Args:
+        wants_gpu: A model of the configuration runs on ``cuda``.
+    """
+    probe = probe_torch()
+    if probe.problem:
+        yield Finding(
+            "torch", FAILURE, probe.problem, "run: pip install --force-reinstall torch, for this CPU"
+        )
+        return
+    facts = probe.facts
+    text = f"{facts['version']}, {facts['cpu']}, {facts['threads']} threads"
+    if not facts["right"]:
+        yield Finding(
+            "torch", FAILURE, f"{text}: a matrix product is wrong", "run: pip install --force-reinstall torch"
+        )
+        return
+    yield Finding("torch", OK, text)
+    yield _gpu_finding(facts, wants_gpu=wants_gpu)
+
+
+def _gpu_finding(facts: dict[str, Any], *, wants_gpu: bool) -> Finding:
+    level = FAILURE if wants_gpu else NOTE
+    if facts["gpus"]:
+        names = [
+            f"{name} (sm_{major}{minor}, {format_size(size)})" for name, (major, minor), size in facts["gpus"]
+        ]
+        old = [name for name, (major, _), _ in facts["gpus"] if major < 8]
+        if old:
+            return Finding(
+                "gpu", level, ", ".join(names), "edged's kernels need sm_80 or later; use device: cpu"
+            )
+        return Finding("gpu", OK, ", ".join(names))
+    if not has_nvidia_device():
+        remedy = "install the NVIDIA driver, or write device: cpu" if wants_gpu else ""
+        return Finding("gpu", level, "none; models run on the CPU", remedy)
+    if not facts["built_for_cuda"]:
+        return Finding(
+            "gpu",
+            FAILURE if wants_gpu else WARNING,
+            "there is one, and this torch is built for the CPU alone",
+            "install a torch that is built for CUDA",
+        )
+    return Finding(
+        "gpu",
+        FAILURE if wants_gpu else WARNING,
+        f"there is one, and torch (CUDA {facts['built_for_cuda']}) cannot use it",
+        "compare the driver's CUDA version (nvidia-smi) with torch's, and the rights on /dev/nvidia*",
+    )
+
+
+def check_memory() -> Iterator[Finding]:
+    """What is left for a budget."""
+    values = meminfo()
+    available, total = available_memory(), values.get("MemTotal")
+    if available is None or total is None:
+        yield Finding(
+            "memory", WARNING, "/proc/meminfo cannot be read", "set memory.budget in the configuration"
+        )
+        return
+    swapped = values.get("SwapTotal", 0) - values.get("SwapFree", 0)
+    text = f"{format_size(available)} of {format_size(total)} available"
+    text += f", {format_size(swapped)} swapped out" if swapped > 2**20 else ""
+    if available < 2**30:
+        yield Finding(
+            "memory", WARNING, text, "stop what is not needed: even the demo model takes most of 1 GiB"
+        )
+    else:
+        yield Finding("memory", OK, text)
+
+
+def check_limits() -> Iterator[Finding]:
+    """Limits of the system on one process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < 1024:
+        yield Finding("open files", WARNING, f"at most {soft}", f"run: ulimit -n {min(hard, 65536)}")
+    else:
+        yield Finding("open files", OK, f"at most {soft}")
+
+
+def check_socket(address: str | None) -> Iterator[Finding]:
+    """The daemon, if one runs, and the place of its socket, if none does.
+
+    Args:
+        address: What the user named; None looks at the default place, where a missing daemon is no fault.
+    """
+    try:
+        # The doctor has to work where grpc is what is broken.
+        from edged.cli.connection import describe  # noqa: PLC0415
+        from edged.client import Client  # noqa: PLC0415
+        from edged.v1.control_pb2 import STATE_SERVING  # noqa: PLC0415
+    except ImportError as error:
+        yield Finding(
+            "daemon",
+            FAILURE,
+            f"grpc cannot be imported: {error}",
+            "run: pip install --force-reinstall grpcio",
+        )
+        return
+    try:
+        with Client(address) as client:
+            status = client.status(timeout=5.0)
+    except UnreachableError as error:
+        if address is not None:
+            yield Finding("daemon", FAILURE, error.message, "start it, or correct the address")
+            return
+        yield Finding(
+            "daemon", NOTE, "none runs at the default address", "start it with: edged --config FILE"
+        )
+        yield _place_finding(default_socket())
+    except EdgedError as error:
+        yield Finding("daemon", FAILURE, error.message, "correct the address, or see the daemon's log")
+    else:
+        text = f"edged {status.version} at {client.address}: {describe(status)}"
+        if status.state == STATE_SERVING and status.version != __version__:
+            yield Finding("daemon", WARNING, text, f"restart it: this edgectl is {__version__}")
+        elif status.state == STATE_SERVING:
+            yield Finding("daemon", OK, text)
+        else:
+            yield Finding("daemon", WARNING, text, "see edgectl status, and the daemon's log")
+
+
+def _place_finding(path: Path) -> Finding:
+    """Whether a daemon of this user could make its socket at ``path``."""
+    folder = path.parent
+    if not folder.exists():
+        folder = folder.parent
+    if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
+        return Finding("socket", FAILURE, f"{path} is no socket", f"remove it: rm {path}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return Finding(
+            "socket",
+            FAILURE,
+            f"this user may not write in {folder}",
+            "set listen.unix to a path in a folder that it may",
+        )
+    left = "; a daemon that ended left its socket, the next one replaces it" if path.exists() else ""
+    return Finding("socket", OK, f"a daemon of this user listens at {path}{left}")
+
+
+def check_disk(folder: Path) -> Iterator[Finding]:
+    """Room for an import in ``folder``."""
+    free = shutil.disk_usage(folder).free
+    if free < 2**30:
+        yield Finding("disk", WARNING, f"{format_size(free)} free in {folder}", "make room before an import")
+    else:
+        yield Finding("disk", OK, f"{format_size(free)} free in {folder}")

@@ -1,0 +1,105 @@
+"""The doctor's checks of a configuration: the file, each model folder, the budget."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edged.checkpoint.safetensors_files import WeightFiles
+from edged.checkpoint.tokenizer import Tokenizer
+from edged.cli.checks import FAILURE, OK, WARNING, Finding
+from edged.config_reader import ConfigFileError, read_config
+from edged.errors import EdgedError
+from edged.memory.available import available_memory
+from edged.memory.ledger import plan_memory
+from edged.models.architecture import Architecture
+from edged.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from edged.config import Config, ModelConfig
+
+
+def check_config(path: Path) -> tuple[list[Finding], bool]:
+    """What there is to say about a configuration file.
+
+    Returns:
+        The findings, and whether a model of it runs on ``cuda``.
+    """
+    try:
+        config = read_config(path)
+    except ConfigFileError as error:
+        faults = [
+            Finding(
+                "configuration",
+                FAILURE,
+                fault.render(str(path)).rsplit(f"; {fault.remedy}", 1)[0],
+                fault.remedy,
+            )
+            for fault in error.faults
+        ]
+        return faults, False
+    names = [model.name for model in config.models]
+    findings = [Finding("configuration", OK, f"{path}, models: {', '.join(names)}")]
+    sound = True
+    for model in config.models:
+        found = list(_check_model(model))
+        sound = sound and all(finding.level != FAILURE for finding in found)
+        findings += found
+    if sound:
+        findings += _check_budget(config)
+    return findings, any(model.device == "cuda" for model in config.models)
+
+
+def _check_model(model: ModelConfig) -> Iterator[Finding]:
+    """The folder of one model: its hyper-parameters, weights and tokenizer, without loading the weights."""
+    name = f"model {model.name}"
+    if not model.path.is_dir():
+        yield Finding(
+            name,
+            FAILURE,
+            f"there is no folder {model.path}",
+            "correct path, or make it: edgectl import FILE.gguf DEST",
+        )
+        return
+    try:
+        architecture = Architecture.read(model.path)
+        with WeightFiles.open(model.path) as weights:
+            size = weights.nbytes
+        tokenizer = Tokenizer.load(model.path)
+        tokenizer.check_embedding(architecture.vocabulary)
+    except EdgedError as error:
+        yield Finding(
+            name, FAILURE, error.message, "repair or replace the folder, for example with edgectl import"
+        )
+        return
+    text = f"{architecture.model_type}, {architecture.layers} layers, {format_size(size)} of weights in {model.path}"
+    if model.context_length > architecture.max_position:
+        yield Finding(
+            name,
+            WARNING,
+            f"context_length {model.context_length} is above the {architecture.max_position} it was trained for",
+            f"write context_length: {architecture.max_position}, or expect worse answers beyond it",
+        )
+    else:
+        yield Finding(name, OK, text)
+
+
+def _check_budget(config: Config) -> Iterator[Finding]:
+    try:
+        ledger = plan_memory(config)
+    except EdgedError as error:
+        yield Finding("budget", FAILURE, error.message, "see edgectl plan")
+        return
+    available = available_memory()
+    text = f"{format_size(ledger.total)} of a budget of {format_size(ledger.budget)}"
+    if available is not None and ledger.total > available:
+        yield Finding(
+            "budget",
+            WARNING,
+            f"{text}, and only {format_size(available)} are available now",
+            "stop what uses the memory, or lower context_length or max_sequences",
+        )
+    else:
+        yield Finding("budget", OK, text)

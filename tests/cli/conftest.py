@@ -1,0 +1,58 @@
+"""Runs edgectl as the process that users run."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+
+import pytest
+from edgectl_process import COMMAND, clean_environment
+
+from edged.cli.main import main
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one process left: exit status, both streams as text."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def edgectl(tmp_path):
+    """``edgectl(*arguments, stdin=bytes, **environment)`` runs it in an empty folder."""
+
+    def run(*arguments, stdin=b"", timeout=60, cwd=None, **environment):
+        # XDG_RUNTIME_DIR keeps tests away from a daemon that this user may be running.
+        done = subprocess.run(
+            [*COMMAND, *map(str, arguments)],
+            input=stdin,
+            capture_output=True,
+            timeout=timeout,
+            cwd=cwd or tmp_path,
+            env=clean_environment(**{"XDG_RUNTIME_DIR": str(tmp_path), **environment}),
+            check=False,
+        )
+        result = Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+        assert "Traceback" not in result.err, result.err
+        assert "\x1b" not in result.out + result.err
+        return result
+
+    return run
+
+
+@pytest.fixture
+def edgectl_here(tmp_path, monkeypatch, capsys):
+    """As ``edgectl``, without a process of its own, for tables of many cases."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("EDGED_ADDRESS", raising=False)
+
+    def run(*arguments):
+        code = main([str(argument) for argument in arguments])
+        output = capsys.readouterr()
+        return Result(code, output.out, output.err)
+
+    return run

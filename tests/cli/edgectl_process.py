@@ -1,0 +1,82 @@
+"""edgectl as a process: its environment, and a terminal to run it in."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+
+COMMAND = [sys.executable, "-m", "edged.cli"]
+
+
+def clean_environment(**changes):
+    """The environment without what would change edgectl's output, and with ``changes``."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("EDGED_ADDRESS", "EDGED_DEBUG", "XDG_RUNTIME_DIR", "NO_COLOR", "FORCE_COLOR")
+    }
+    return {**kept, "PYTHONWARNINGS": "error", **changes}
+
+
+class Terminal:
+    """edgectl in a pseudo-terminal.
+
+    Args:
+        arguments: Its command line.
+        environment: Changes of the environment.
+    """
+
+    def __init__(self, *arguments, **environment):
+        self.master, slave = pty.openpty()
+        self.text = ""
+        # setsid makes the terminal the controlling one, so that Ctrl-C reaches the process.
+        self.process = subprocess.Popen(
+            ["setsid", "--ctty", *COMMAND, *map(str, arguments)],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=clean_environment(**{"TERM": "xterm", **environment}),
+        )
+        os.close(slave)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(10)
+        os.close(self.master)
+
+    def type(self, text):
+        os.write(self.master, text.encode())
+
+    def expect(self, text, timeout=60.0):
+        """Read until ``text`` appears after what was read before; return what came with it."""
+        end = time.monotonic() + timeout
+        begin = len(self.text)
+        while text not in self.text[begin:]:
+            if not select.select([self.master], [], [], max(0.0, end - time.monotonic()))[0]:
+                raise AssertionError(f"no {text!r} in {self.text[begin:]!r}")
+            try:
+                data = os.read(self.master, 4096)
+            except OSError:
+                raise AssertionError(f"ended without {text!r}: {self.text[begin:]!r}") from None
+            self.text += data.decode(errors="replace")
+        return self.text[begin:]
+
+    def end(self, timeout=60.0):
+        """Read to the end; return the exit status."""
+        while True:
+            try:
+                data = os.read(self.master, 4096)
+            except OSError:
+                break
+            if not data:
+                break
+            self.text += data.decode(errors="replace")
+        return self.process.wait(timeout)

@@ -1,0 +1,144 @@
+"""``edgectl import`` on small files: what it writes, shows and refuses."""
+
+from __future__ import annotations
+
+import json
+
+import gguf
+import numpy as np
+import pytest
+from edgectl_process import Terminal
+from safetensors.numpy import load_file
+
+from edged.cli.exit_codes import ExitCode
+
+HIDDEN, LAYERS, HEADS, KV_HEADS, WIDE = 64, 2, 2, 1, 96
+TOKENS = [chr(byte) for byte in range(33, 127)] + ["Ġ", "Ċ", "ab", "<|end|>"]
+
+
+def write_gguf(path, architecture="llama"):
+    """A random model of 64 hidden elements, with a byte-level vocabulary."""
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(256)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(WIDE)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(HIDDEN // HEADS)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(len(TOKENS))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([gguf.TokenType.NORMAL] * (len(TOKENS) - 1) + [gguf.TokenType.CONTROL])
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(len(TOKENS) - 1)
+    writer.add_eos_token_id(len(TOKENS) - 1)
+    random = np.random.default_rng(1)
+    head = HIDDEN // HEADS
+    shapes = {"token_embd": (len(TOKENS), HIDDEN), "output_norm": (HIDDEN,)}
+    for layer in range(LAYERS):
+        for name, shape in {
+            "attn_norm": (HIDDEN,),
+            "ffn_norm": (HIDDEN,),
+            "attn_q": (HEADS * head, HIDDEN),
+            "attn_k": (KV_HEADS * head, HIDDEN),
+            "attn_v": (KV_HEADS * head, HIDDEN),
+            "attn_output": (HIDDEN, HEADS * head),
+            "ffn_gate": (WIDE, HIDDEN),
+            "ffn_up": (WIDE, HIDDEN),
+            "ffn_down": (HIDDEN, WIDE),
+        }.items():
+            shapes[f"blk.{layer}.{name}"] = shape
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", random.standard_normal(shape, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture
+def small(tmp_path):
+    return write_gguf(tmp_path / "small.gguf")
+
+
+def test_a_model_folder_is_written(edgectl, small, tmp_path):
+    result = edgectl("import", "small.gguf", "made/model")
+    assert result.code == 0, result.err
+    assert result.out.startswith("wrote made/model: ")
+    assert result.out.endswith("weights in float32\n")
+    assert result.err.splitlines()[0] == "importing small.gguf to made/model"
+    assert "weights 100 %" in result.err
+    folder = tmp_path / "made/model"
+    assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == LAYERS
+    assert load_file(folder / "model.safetensors")["model.embed_tokens.weight"].dtype == np.float32
+    assert {"tokenizer.json", "tokenizer_config.json", "generation_config.json"} < {
+        p.name for p in folder.iterdir()
+    }
+
+
+def test_half_precision(edgectl, small, tmp_path):
+    assert edgectl("import", small, "half", "--dtype", "float16").code == 0
+    assert load_file(tmp_path / "half/model.safetensors")["model.embed_tokens.weight"].dtype == np.float16
+
+
+def test_overwriting_has_to_be_asked_for(edgectl, small, tmp_path):
+    assert edgectl("import", small, "model").code == 0
+    again = edgectl("import", small, "model")
+    assert again.code == ExitCode.FILE
+    assert "is not empty" in again.err
+    assert "--overwrite" in again.err
+    assert edgectl("import", small, "model", "--overwrite", "-d", "bfloat16").code == 0
+    (tmp_path / "model/thesis.tex").write_text("years of work")
+    kept = edgectl("import", small, "model", "--overwrite")
+    assert kept.code == ExitCode.FILE
+    assert "thesis.tex" in kept.err
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("none.gguf", "none.gguf: no such file; give the path of a GGUF file"),
+        ("folder", "folder: is a folder; give a file in it: inside.gguf"),
+        ("empty", "empty: is a folder; give a GGUF file"),
+        ("model", "model: is a model folder already; name it as path: in the configuration"),
+        ("notes.txt", "notes.txt: does not begin with GGUF"),
+        ("other.gguf", "general.architecture = 'mamba' is not supported; supported: llama"),
+        ("cut.gguf", "cut.gguf"),
+        ("nothing.gguf", "nothing.gguf"),
+    ],
+)
+def test_refused_sources_write_nothing(edgectl, small, tmp_path, source, message):
+    for name in ("folder", "empty", "model"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "folder/inside.gguf").touch()
+    (tmp_path / "model/config.json").touch()
+    (tmp_path / "notes.txt").write_text("not a model, by any means")
+    (tmp_path / "cut.gguf").write_bytes(small.read_bytes()[:-1000])
+    (tmp_path / "nothing.gguf").touch()
+    write_gguf(tmp_path / "other.gguf", "mamba")
+    before = {path.name for path in tmp_path.iterdir()}
+    result = edgectl("import", source, "made/model")
+    assert result.code == ExitCode.FILE
+    assert message in result.err.splitlines()[-1]
+    assert result.out == ""
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_the_demo_model(edgectl, demo_gguf, tmp_path):
+    result = edgectl("import", "--demo", "demo", "-d", "bfloat16", timeout=120)
+    assert result.code == 0, result.err
+    assert demo_gguf.name in result.err
+    assert (tmp_path / "demo/model.safetensors").stat().st_size > 250_000_000
+
+
+def test_bars_on_a_terminal(small, tmp_path):
+    with Terminal("import", small, tmp_path / "made") as terminal:
+        assert terminal.end() == 0
+        assert "━" in terminal.text
+        assert "100 %" in terminal.text
+        assert "wrote" in terminal.text
