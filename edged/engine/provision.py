@@ -1,0 +1,99 @@
+"""One engine for one model, whatever it takes: found in the store, or built there by the one process that may."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edged.engine import builder
+from edged.engine.gpu import find_gpu
+from edged.engine.graph import emit, serialize
+from edged.engine.key import EngineKey, slot_of
+from edged.engine.targets import choose
+from edged.errors import FailedPreconditionError
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Sequence
+
+    from edged.engine.builder import Progress
+    from edged.engine.entries import StoredEngine
+    from edged.engine.graph import GraphSpec
+    from edged.engine.shapes import EngineShapes
+    from edged.engine.store import EngineStore
+
+
+def provide(
+    spec: GraphSpec,
+    shapes: EngineShapes,
+    store: EngineStore,
+    *,
+    label: str,
+    targets: Sequence[str] = (),
+    rebuild: bool = False,
+    progress: Progress | None = None,
+    cancelled: threading.Event | None = None,
+) -> tuple[StoredEngine, bool]:
+    """Find the engine or build it.
+
+    Args:
+        spec: The model's graph.
+        shapes: The steps to build for.
+        store: Where engines are kept.
+        label: The model's name, for people.
+        targets: Compute capabilities (``sm89``); empty for this machine's GPU.
+        rebuild: Build also if there is one. The old one stays until the new one has passed its check.
+        progress: Called with (what is being done, units done, units in all), from another thread.
+        cancelled: Set it to give up.
+
+    Returns:
+        The engine and whether it was built now.
+
+    Raises:
+        FailedPreconditionError: No TensorRT of this machine builds for these targets, the cache cannot be written,
+            or the engine failed its check before.
+        ResourceExhaustedError: The disk is full.
+        CancelledError: ``cancelled`` was set.
+        InternalError: TensorRT cannot build the graph.
+    """
+    gpu = find_gpu()
+    tensorrt, targets = choose(targets, gpu)
+    graph = serialize(emit(spec))
+    key = EngineKey.of(graph, spec, shapes, tensorrt=tensorrt, targets=targets, gpu=gpu)
+    if not rebuild and (found := store.find(key)) is not None:
+        return _unless_failed(found), False
+
+    def waiting() -> None:
+        if progress is not None:
+            progress("waiting for another build of it", 0, 1)
+
+    with store.building(key, waiting=waiting, cancelled=cancelled):
+        # Another process may have built it while this one waited.
+        if not rebuild and (found := store.find(key)) is not None:
+            return _unless_failed(found), False
+        cache = None if tensorrt.is_rtx else store.timing_cache(key)
+        plan = builder.build(
+            tensorrt,
+            graph,
+            spec,
+            shapes,
+            targets,
+            progress=progress,
+            cancelled=cancelled,
+            timing_cache=cache,
+        )
+        engine = store.publish(key, plan, slot=slot_of(spec, targets), label=label)
+        if plan.timing_cache is not None:
+            store.keep_timing_cache(key, plan.timing_cache)
+    store.prune(keep=engine.folder)
+    return engine, True
+
+
+def _unless_failed(engine: StoredEngine) -> StoredEngine:
+    """Refuse an engine that gave wrong logits before: it would again."""
+    if engine.check is not None and engine.check.get("passed") is not True:
+        figures = ", ".join(f"{name} {value}" for name, value in engine.check.items() if name != "passed")
+        raise FailedPreconditionError(
+            f"the engine {engine.folder.name} of {engine.manifest.label} failed its check against the reference "
+            f"({figures}) and is not used; build it again with `edgectl build --rebuild`, or use executor: torch"
+        )
+    return engine

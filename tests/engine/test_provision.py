@@ -1,0 +1,126 @@
+"""Whole builds in processes of their own, which are raced, interrupted and killed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tensorrt_case import small_spec, tensorrt_rtx
+
+from edged.engine.provision import provide
+from edged.engine.shapes import EngineShapes
+from edged.engine.store import EngineStore
+from edged.errors import FailedPreconditionError
+
+if TYPE_CHECKING:
+    from edged.engine.entries import StoredEngine
+
+HERE = Path(__file__).resolve().parent
+SHAPES = EngineShapes(prefill_tokens=256, max_sequences=2)
+TARGETS = ("sm89",)
+
+CHILD = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from test_provision import provided
+def progress(what, done, total):
+    print(what, done, flush=True)
+engine, built = provided(Path(sys.argv[2]), progress=progress)
+print("built" if built else "found", engine.folder.name, flush=True)
+"""
+
+
+def provided(folder: Path, **options: Any) -> tuple[StoredEngine, bool]:
+    return provide(small_spec(), SHAPES, EngineStore(folder), label="small", targets=TARGETS, **options)
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(HERE), str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for(child: subprocess.Popen[str], thousandths: int) -> None:
+    """Wait until the child's build is this far."""
+    assert child.stdout is not None
+    for line in child.stdout:
+        what, _, done = line.strip().rpartition(" ")
+        if what == "building" and int(done) >= thousandths:
+            return
+    pytest.fail(f"the build ended before it was stopped: {child.communicate()[1]}")
+
+
+def test_an_engine_is_built_once_then_found(tmp_path: Path) -> None:
+    tensorrt_rtx()
+    engine, built = provided(tmp_path)
+    assert built
+    assert engine.manifest.label == "small"
+    assert engine.manifest.key.tensorrt.startswith("tensorrt_rtx 1.")
+    assert engine.manifest.context_bytes == engine.manifest.activation_bytes["prefill"] > 0
+    again, built = provided(tmp_path)
+    assert not built
+    assert again.plan == engine.plan
+
+
+def test_two_processes_at_once_build_one_engine(tmp_path: Path) -> None:
+    tensorrt_rtx()
+    children = [start(tmp_path), start(tmp_path)]
+    results = [child.communicate(timeout=120) for child in children]
+    assert [child.returncode for child in children] == [0, 0], results
+    ends = sorted(out.splitlines()[-1] for out, _ in results)
+    assert [end.split()[0] for end in ends] == ["built", "found"]
+    assert ends[0].split()[1] == ends[1].split()[1]
+    assert any("waiting for another build of it" in out for out, _ in results)
+
+
+def test_a_build_that_is_killed_is_made_good_by_the_next_start(tmp_path: Path) -> None:
+    tensorrt_rtx()
+    child = start(tmp_path)
+    wait_for(child, 300)
+    child.kill()
+    child.communicate()
+    assert EngineStore(tmp_path).entries() == []
+    _, built = provided(tmp_path)
+    assert built
+    assert not list(tmp_path.glob(".building-*"))
+
+
+def test_ctrl_c_stops_the_build_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    tensorrt_rtx()
+    child = start(tmp_path)
+    wait_for(child, 100)
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode != 0
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert {each.name for each in tmp_path.iterdir()} == {"locks"}
+
+
+def test_rebuilding_keeps_the_engine_that_passed_until_the_new_one_has(tmp_path: Path) -> None:
+    tensorrt_rtx()
+    store = EngineStore(tmp_path)
+    old, _ = provided(tmp_path)
+    store.record_check(old, {"worst": 0.0}, passed=True)
+    new, built = provided(tmp_path, rebuild=True)
+    assert built
+    assert provided(tmp_path)[0].folder == old.folder
+    store.record_check(new, {"worst": 0.0}, passed=True)
+    assert provided(tmp_path)[0].folder == new.folder
+
+
+def test_an_engine_that_failed_its_check_is_refused_with_the_figures(tmp_path: Path) -> None:
+    tensorrt_rtx()
+    engine, _ = provided(tmp_path)
+    EngineStore(tmp_path).record_check(engine, {"largest difference": 3.5}, passed=False)
+    with pytest.raises(
+        FailedPreconditionError, match=r"failed its check .*largest difference 3.5.*--rebuild"
+    ):
+        provided(tmp_path)

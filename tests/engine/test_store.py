@@ -1,0 +1,489 @@
+"""The engine cache: whole entries or none, one builder a key, and nothing lost that passed its check."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import random
+import resource
+import signal
+import stat
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edged.engine.builder import Plan
+from edged.engine.entries import CHECK, MANIFEST, PLAN
+from edged.engine.key import NO_DRIVER, EngineKey
+from edged.engine.manifest import DamagedError, Manifest
+from edged.engine.store import EngineStore, default_folder
+from edged.errors import CancelledError, EdgedError, FailedPreconditionError, ResourceExhaustedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from edged.engine.entries import StoredEngine
+
+KEY = EngineKey(
+    graph="a" * 64,
+    shapes="decode prefill",
+    dtype="bfloat16",
+    tensorrt="tensorrt_rtx 1.7.1.116",
+    targets="sm86 sm89",
+    driver="13.0",
+    plugins="b" * 64,
+    edged="0.1.0",
+)
+
+
+def other_key(**changes: str) -> EngineKey:
+    return dataclasses.replace(KEY, **changes)
+
+
+def plan_of(size: int = 3000, seed: int = 0) -> Plan:
+    return Plan(memoryview(random.Random(seed).randbytes(size)), {"decode": 10, "prefill": 70}, 1.5)
+
+
+def stored(
+    store: EngineStore, key: EngineKey = KEY, plan: Plan | None = None, slot: str = "s"
+) -> StoredEngine:
+    with store.building(key):
+        return store.publish(key, plan or plan_of(), slot=slot, label="model")
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Run something in a process of its own; its pid. It exits with 0, or 1 and a traceback."""
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        work()
+        status = 0
+    except BaseException:  # noqa: BLE001 - a forked child may not go on in the parent's test
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def exit_of(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_what_is_stored_is_found_byte_for_byte(tmp_path: Path) -> None:
+    store = EngineStore(tmp_path / "deep" / "engines")
+    assert store.find(KEY) is None
+    plan = plan_of()
+    published = stored(store, plan=plan)
+    found = EngineStore(store.folder).find(KEY)
+    assert found is not None
+    assert found.plan == published.plan == bytes(plan.data)
+    assert found.manifest == published.manifest
+    assert found.manifest.context_bytes == 70
+    assert not list(store.folder.glob(".building-*"))
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("graph", "c" * 64),
+        ("shapes", "other"),
+        ("dtype", "float16"),
+        ("tensorrt", "tensorrt_rtx 1.8.0"),
+        ("targets", "sm120"),
+        ("driver", "12.6"),
+        ("plugins", "d" * 64),
+        ("edged", "0.2.0"),
+    ],
+)
+def test_an_engine_that_differs_in_any_part_is_not_used_and_says_in_which(
+    part: str, value: str, tmp_path: Path
+) -> None:
+    store = EngineStore(tmp_path)
+    engine = stored(store)
+    wanted = other_key(**{part: value})
+    assert wanted.digest != KEY.digest
+    assert store.find(wanted) is None
+    with pytest.raises(
+        FailedPreconditionError, match=r"the engine does not fit this machine: .*; build it again"
+    ) as no:
+        engine.manifest.key.check_serves(wanted, "/plans/x")
+    assert len(engine.manifest.key.differences(wanted)) == 1
+    assert value[:12] in no.value.message
+
+
+def test_a_plan_for_several_gpus_serves_each_of_them(tmp_path: Path) -> None:
+    store = EngineStore(tmp_path)
+    stored(store)
+    assert store.find(other_key(targets="sm89")) is not None
+    assert store.find(other_key(targets="sm89 sm120")) is None
+
+
+def test_a_plan_of_tensorrt_rtx_built_without_a_driver_serves_every_driver_and_no_other_plan_does(
+    tmp_path: Path,
+) -> None:
+    store = EngineStore(tmp_path)
+    stored(store, other_key(driver=NO_DRIVER))
+    assert store.find(KEY) is not None
+    assert not other_key(driver=NO_DRIVER, tensorrt="tensorrt 10.3.0").serves(
+        other_key(tensorrt="tensorrt 10.3.0")
+    )
+
+
+class TestDamage:
+    @given(
+        name=st.sampled_from([PLAN, MANIFEST]),
+        where=st.floats(0, 1, exclude_max=True),
+        how=st.sampled_from(["cut", "flip", "grow", "empty", "gone"]),
+    )
+    @settings(max_examples=30, deadline=None)
+    def test_a_damaged_engine_is_never_loaded_and_is_built_again(
+        self, name: str, where: float, how: str
+    ) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            store = EngineStore(Path(folder))
+            engine = stored(store)
+            path = engine.folder / name
+            data = path.read_bytes()
+            at = int(where * len(data))
+            damaged = {
+                "cut": data[:at],
+                "flip": data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :],
+                "grow": data + b"x",
+                "empty": b"",
+                "gone": None,
+            }[how]
+            path.unlink()
+            if damaged is not None:
+                path.write_bytes(damaged)
+            assert store.find(KEY) is None
+            assert [bool(fault) for _, fault in store.verify()] == [True]
+            again = stored(store, plan=plan_of(seed=1))
+            found = store.find(KEY)
+            assert found is not None
+            assert found.plan == again.plan
+            assert store.verify()[0][1] == ""
+            assert len(store.entries()) == 1
+
+    def test_a_plan_of_the_right_size_with_wrong_bytes_is_found_by_verify(self, tmp_path: Path) -> None:
+        store = EngineStore(tmp_path)
+        engine = stored(store)
+        (engine.folder / PLAN).write_bytes(bytes(3000))
+        assert store.entries()[0].state == "unchecked"
+        assert "not those that were built" in store.verify()[0][1]
+
+    def test_an_engine_under_another_keys_name_is_not_used(self, tmp_path: Path) -> None:
+        store = EngineStore(tmp_path)
+        engine = stored(store)
+        wanted = other_key(graph="e" * 64)
+        engine.folder.rename(tmp_path / f"{wanted.digest}.00000000")
+        assert store.find(wanted) is None
+        assert store.find(KEY) is None
+        assert store.entries()[0].state == "damaged"
+
+    def test_folders_of_others_are_left_alone(self, tmp_path: Path) -> None:
+        store = EngineStore(tmp_path)
+        mine = tmp_path / "my notes"
+        mine.mkdir()
+        (tmp_path / "file").write_text("x")
+        stored(store)
+        store.prune(0, everything=True)
+        assert mine.is_dir()
+        assert store.entries() == []
+
+    def test_an_unreadable_check_counts_as_none(self, tmp_path: Path) -> None:
+        store = EngineStore(tmp_path)
+        engine = stored(store)
+        (engine.folder / CHECK).write_text("{half")
+        found = store.find(KEY)
+        assert found is not None
+        assert found.check is None
+
+    def test_a_manifest_of_another_format_is_refused(self) -> None:
+        manifest = Manifest(KEY, "s", "m", 1, "0")
+        data = manifest.to_bytes()
+        assert Manifest.from_bytes(data) == manifest
+        import hashlib
+
+        text = data.rsplit(b"\n", 2)[0].replace(b'"format": 1', b'"format": 2') + b"\n"
+        with pytest.raises(DamagedError, match="format 2, this edged writes 1"):
+            Manifest.from_bytes(text + hashlib.sha256(text).hexdigest().encode() + b"\n")
+
+    @given(st.binary(max_size=400))
+    def test_any_bytes_as_a_manifest_are_refused_cleanly(self, data: bytes) -> None:
+        with pytest.raises(DamagedError):
+            Manifest.from_bytes(data)
+
+
+class TestChecks:
+    def test_the_engine_that_passed_is_taken_before_a_newer_one_that_was_not_checked(
+        self, tmp_path: Path
+    ) -> None:
+        store = EngineStore(tmp_path)
+        first = stored(store)
+        store.record_check(first, {"worst": 0.01}, passed=True)
+        second = stored(store, plan=plan_of(seed=1))
+        found = store.find(KEY)
+        assert found is not None
+        assert found.folder == first.folder
+        assert found.check == {"worst": 0.01, "passed": True}
+        store.record_check(second, {}, passed=True)
+        found = store.find(KEY)
+        assert found is not None
+        assert found.folder == second.folder
+        assert not first.folder.exists()
+
+    def test_a_new_engine_that_fails_leaves_the_old_one_in_use(self, tmp_path: Path) -> None:
+        store = EngineStore(tmp_path)
+        first = stored(store)
+        store.record_check(first, {}, passed=True)
+        second = stored(store, plan=plan_of(seed=1))
+        store.record_check(second, {"worst": 3.0}, passed=False)
+        found = store.find(KEY)
+        assert found is not None
+        assert found.folder == first.folder
+        assert sorted(entry.state for entry in store.entries()) == ["failed", "passed"]
+
+    def test_the_last_that_passed_stays_until_a_newer_one_of_its_slot_has_passed(
+        self, tmp_path: Path
+    ) -> None:
+        store = EngineStore(tmp_path)
+        old = stored(store)
+        store.record_check(old, {}, passed=True)
+        new = stored(store, other_key(edged="0.2.0"))
+        assert store.prune(0) != []
+        assert old.folder.exists()
+        assert not new.folder.exists()
+        new = stored(store, other_key(edged="0.2.0"))
+        time.sleep(0.002)
+        store.record_check(new, {}, passed=True)
+        store.prune(0)
+        assert new.folder.exists()
+        assert not old.folder.exists()
+
+    def test_a_check_of_an_engine_that_was_removed_is_no_error(self, tmp_path: Path) -> None:
+        store = EngineStore(tmp_path)
+        engine = stored(store)
+        store.prune(0, everything=True)
+        store.record_check(engine, {}, passed=True)
+        assert store.entries() == []
+
+
+class TestPruning:
+    def test_the_least_recently_used_go_first_and_only_as_many_as_needed(self, tmp_path: Path) -> None:
+        store = EngineStore(tmp_path)
+        engines = [stored(store, other_key(graph=str(index)), slot=str(index)) for index in range(5)]
+        for age, engine in enumerate(engines):
+            os.utime(engine.folder / MANIFEST, (1000 - age, 1000 - age))
+        assert store.find(other_key(graph="4")) is not None  # the oldest is used: it is now the youngest
+        size = store.entries()[0].nbytes
+        removed = store.prune(int(2.5 * size))
+        left = {entry.folder for entry in store.entries()}
+        assert left == {engines[0].folder, engines[4].folder}
+        assert {entry.folder for entry in removed} == {engine.folder for engine in engines[1:4]}
+        assert not (tmp_path / "locks" / f"{other_key(graph='2').digest}.lock").exists()
+
+    def test_the_engine_about_to_be_used_stays(self, tmp_path: Path) -> None:
+        store = EngineStore(tmp_path)
+        kept, gone = stored(store), stored(store, other_key(graph="x"))
+        store.prune(0, keep=kept.folder)
+        assert kept.folder.exists()
+        assert not gone.folder.exists()
+
+    def test_damaged_engines_and_leftovers_go_whatever_the_limit_but_not_those_being_built(
+        self, tmp_path: Path
+    ) -> None:
+        store = EngineStore(tmp_path)
+        damaged = stored(store)
+        (damaged.folder / PLAN).unlink()
+        leftover = tmp_path / f".building-{other_key(graph='x').digest}.00000000"
+        leftover.mkdir()
+        busy_key = other_key(graph="y")
+        busy = tmp_path / f".building-{busy_key.digest}.00000000"
+        with store.building(busy_key):
+            busy.mkdir()
+            store.prune()
+            assert busy.is_dir()
+        assert not leftover.exists()
+        assert not damaged.folder.exists()
+
+    def test_an_empty_or_missing_cache_is_pruned_without_a_word(self, tmp_path: Path) -> None:
+        assert EngineStore(tmp_path / "none").prune() == []
+        assert EngineStore(tmp_path).prune() == []
+
+
+class TestProcesses:
+    def test_of_two_processes_one_builds_and_the_other_waits_for_it(self, tmp_path: Path) -> None:
+        store = EngineStore(tmp_path)
+        log = tmp_path / "log"
+
+        def build_or_find() -> None:
+            with store.building(KEY):
+                if store.find(KEY) is None:
+                    time.sleep(0.2)
+                    store.publish(KEY, plan_of(), slot="s", label="m")
+                    with log.open("a") as file:
+                        file.write("built\n")
+
+        children = [in_child(build_or_find) for _ in range(5)]
+        assert [exit_of(child) for child in children] == [0] * 5
+        assert log.read_text() == "built\n"
+        assert len(store.entries()) == 1
+
+    def test_different_keys_are_built_at_the_same_time(self, tmp_path: Path) -> None:
+        store = EngineStore(tmp_path)
+        with store.building(KEY):
+            assert exit_of(in_child(lambda: stored(store, other_key(graph="x")))) == 0
+
+    def test_waiting_is_told_of_and_can_be_cancelled(self, tmp_path: Path) -> None:
+        store = EngineStore(tmp_path)
+        stop, told = threading.Event(), []
+
+        def waiting() -> None:
+            told.append(1)
+            if len(told) == 3:
+                stop.set()
+
+        other = EngineStore(tmp_path).building(KEY, waiting=waiting, cancelled=stop)
+        with store.building(KEY), pytest.raises(CancelledError), other:
+            pytest.fail("two build the same key")
+        assert len(told) == 3
+
+    def test_kill_9_at_any_moment_leaves_a_whole_engine_or_none_and_the_next_start_works(
+        self, tmp_path: Path
+    ) -> None:
+        store = EngineStore(tmp_path)
+        dice = random.Random(1)
+        plans = {bytes(plan_of(400_000, seed).data) for seed in range(3)}
+
+        def build_for_ever() -> None:
+            while True:
+                for seed in range(3):
+                    engine = stored(store, plan=plan_of(400_000, seed))
+                    store.record_check(engine, {}, passed=seed == 0)
+                    store.prune(500_000)
+
+        for _ in range(40):
+            child = in_child(build_for_ever)
+            time.sleep(dice.uniform(0.0, 0.08))
+            os.kill(child, signal.SIGKILL)
+            assert exit_of(child) == -signal.SIGKILL
+            # Nobody is told to clean up first: what is found is whole.
+            found = store.find(KEY)
+            assert found is None or found.plan in plans
+            assert all(fault == "" for _, fault in store.verify())
+        stored(store, plan=plan_of(400_000, 0))
+        store.prune(500_000)
+        assert store.find(KEY) is not None
+        assert not list(tmp_path.glob(".building-*"))
+
+    def test_the_lock_of_a_killed_builder_is_free(self, tmp_path: Path) -> None:
+        store = EngineStore(tmp_path)
+
+        def hang() -> None:
+            with store.building(KEY):
+                (tmp_path / f".building-{KEY.digest}.00000000").mkdir()
+                (tmp_path / "ready").touch()
+                time.sleep(60)
+
+        child = in_child(hang)
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.005)
+        os.kill(child, signal.SIGKILL)
+        exit_of(child)
+        stored(store)
+        assert not list(tmp_path.glob(".building-*"))
+
+
+class TestDisk:
+    def test_a_disk_that_fills_is_refused_with_the_size_and_leaves_nothing(self, tmp_path: Path) -> None:
+        store = EngineStore(tmp_path)
+        stored(store, other_key(graph="x"))
+        names = {each.name for each in tmp_path.iterdir()}
+
+        def fill() -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+            with pytest.raises(
+                ResourceExhaustedError, match=r"no space left in .* for the engine's 195.31 KiB"
+            ):
+                stored(store, plan=plan_of(200_000))
+
+        assert exit_of(in_child(fill)) == 0
+        assert {each.name for each in tmp_path.iterdir()} == names
+        assert len(store.entries()) == 1
+
+    def test_a_folder_that_cannot_be_written_is_refused_before_the_build(self) -> None:
+        # No one, root included, makes folders there.
+        begin = EngineStore(Path("/sys/edged")).building(KEY)
+        with (
+            pytest.raises(FailedPreconditionError, match=r"/sys/edged cannot be written .*--cache or"),
+            begin,
+        ):
+            pytest.fail("must not begin to build")
+
+    def test_a_file_in_the_place_of_the_folder_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "cache").write_text("")
+        store = EngineStore(tmp_path / "cache" / "engines")
+        assert store.find(KEY) is None
+        with pytest.raises(FailedPreconditionError, match="is no folder"), store.building(KEY):
+            pytest.fail("must not begin to build")
+
+    def test_a_read_only_cache_serves_what_it_has_and_builds_nothing(self) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            folder.chmod(0o755)
+            store = EngineStore(folder / "engines")
+            engine = stored(store)
+            everything = [folder, *folder.rglob("*")]
+            for each in everything:
+                each.chmod(stat.S_IMODE(each.stat().st_mode) & ~0o222)
+
+            def serve() -> None:
+                if os.getuid() == 0:
+                    os.setuid(65534)
+                found = store.find(KEY)
+                assert found is not None
+                assert found.plan == engine.plan
+                for change in (
+                    lambda: stored(store, other_key(graph="x")),
+                    lambda: store.record_check(found, {}, passed=True),
+                    lambda: store.prune(0),
+                ):
+                    with pytest.raises(FailedPreconditionError, match="cannot be written"):
+                        change()
+
+            try:
+                assert exit_of(in_child(serve)) == 0
+            finally:
+                for each in everything:
+                    with contextlib.suppress(OSError):
+                        each.chmod(0o755)
+
+    def test_an_error_inside_the_build_is_not_taken_for_one_of_the_cache(self, tmp_path: Path) -> None:
+        build = EngineStore(tmp_path).building(KEY)
+        with pytest.raises(OSError, match="of the build's own") as error, build:
+            raise OSError(28, "of the build's own")
+        assert not isinstance(error.value, EdgedError)
+
+
+def test_the_default_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("EDGED_CACHE", "CACHE_DIRECTORY", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_folder() == tmp_path / ".cache" / "edged" / "engines"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert default_folder() == Path("/x/edged/engines")
+    monkeypatch.setenv("CACHE_DIRECTORY", "/var/cache/edged:/other")
+    assert default_folder() == Path("/var/cache/edged/engines")
+    monkeypatch.setenv("EDGED_CACHE", "/mine")
+    assert default_folder() == Path("/mine/engines")
