@@ -79,6 +79,10 @@ def import_gguf(
         config, tensors = _plan(file)
         report("tokenizer", 0, 1)
         tokenizer = build_tokenizer(file)
+        if len(tokenizer.tokens) != config["vocab_size"]:
+            raise CheckpointError(
+                f"{source}: has {len(tokenizer.tokens)} tokens, but token_embd.weight has {config['vocab_size']} rows"
+            )
         report("tokenizer", 1, 1)
         _check_destination(destination, overwrite=overwrite)
         specs = [TensorSpec(name, DTYPES[dtype], item.shape) for name, item in tensors.items()]

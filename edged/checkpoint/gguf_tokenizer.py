@@ -100,6 +100,7 @@ class GgufTokenizer(NamedTuple):
     """A tokenizer and what goes into the files beside it."""
 
     tokenizer: Tokenizer
+    tokens: list[str]  # by id
     config: dict[str, Any]  # tokenizer_config.json
     token_ids: dict[str, int]  # bos_token_id, pad_token_id where the file has them
     eos_token_ids: list[int]  # the file's eos first
@@ -141,7 +142,7 @@ def build_tokenizer(file: GgufFile) -> GgufTokenizer:
     _add_post_processor(tokenizer, config, special, byte_level=kind == "gpt2")
     _check_ids(file, tokenizer, tokens)
     ids = {name + "_id": special[name] for name in ("bos_token", "pad_token") if name in special}
-    return GgufTokenizer(tokenizer, config, ids, _eos_ids(file, tokens, types, special))
+    return GgufTokenizer(tokenizer, tokens, config, ids, _eos_ids(file, tokens, types, special))
 
 
 def _tokens(file: GgufFile) -> list[str]:

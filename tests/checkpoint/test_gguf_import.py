@@ -323,6 +323,7 @@ def refused(recipe: GgufRecipe, folder: Path, message: str) -> None:
         ("llama.expert_count", 8, r"llama\.expert_count = 8"),
         ("llama.logit_scale", 2.0, r"llama\.logit_scale = 2"),
         ("llama.vocab_size", 12, r"llama\.vocab_size is 12"),
+        ("tokenizer.ggml.tokens", ["a", "b", "ab"], "has 3 tokens, but token_embd.weight has"),
         ("split.count", 2, "one part of 2"),
         ("tokenizer.ggml.model", "t5", r"tokenizer\.ggml\.model is 't5'"),
         ("tokenizer.ggml.model", None, r"tokenizer\.ggml\.model is ''"),
@@ -341,6 +342,11 @@ def test_metadata_that_is_not_supported_is_refused_by_name(
     tmp_path: Path, recipe: GgufRecipe, key: str, value: Any, message: str
 ) -> None:
     recipe.metadata.pop(key, None)
+    if key == "tokenizer.ggml.tokens" and value == ["a", "b", "ab"]:
+        recipe.metadata |= {"tokenizer.ggml.token_type": [1, 1, 1], "tokenizer.ggml.merges": ["a b"]}
+        recipe.metadata = {
+            name: item for name, item in recipe.metadata.items() if not name.endswith("token_id")
+        }
     if value is not None:
         recipe.metadata[key] = value
     refused(recipe, tmp_path, message)
