@@ -84,16 +84,18 @@ def build(
         cancelled=stop,
         timing_cache=timing_cache,
     )
-    thread = threading.Thread(target=work.run, name="tensorrt-build", daemon=True)
+    # No daemon thread: the interpreter must not end under TensorRT.
+    thread = threading.Thread(target=work.run, name="tensorrt-build")
     with _one_at_a_time:
         thread.start()
         try:
-            while thread.is_alive():
-                thread.join(_WAIT_SECONDS)
+            # Not join(): interrupted, it takes the thread for ended (CPython before 3.13).
+            while not work.ended.wait(_WAIT_SECONDS):
+                pass
         except BaseException:
             # Ctrl-C. TensorRT must have let go of the graph and the GPU before anybody cleans up.
             stop.set()
-            thread.join()
+            work.ended.wait()
             raise
     if work.error is not None:
         raise work.error
@@ -128,6 +130,7 @@ class _Build:
         self._timing_cache = timing_cache
         self.plan: Plan | None = None
         self.error: BaseException | None = None
+        self.ended = threading.Event()
 
     def run(self) -> None:
         """Build and keep the plan or the error."""
@@ -137,6 +140,8 @@ class _Build:
             self.plan = self._build()
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
             self.error = error
+        finally:
+            self.ended.set()
 
     def _build(self) -> Plan:
         trt, started = self._trt, time.monotonic()
