@@ -120,5 +120,7 @@ class FakeExecutor(Executor):
                 if row in needed:
                     assert row == end - 1
                     slots = np.arange(total)
-                    histories.append((needed[row], self.memory[table[slots // PAGE_TOKENS], slots % PAGE_TOKENS]))
+                    histories.append(
+                        (needed[row], self.memory[table[slots // PAGE_TOKENS], slots % PAGE_TOKENS])
+                    )
         return histories

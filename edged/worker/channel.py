@@ -168,9 +168,9 @@ class EngineChannel:
             del self._outgoing[:sent]
 
     def close(self, timeout: float = 1.0) -> None:
-        """Send what is queued within ``timeout`` seconds and close."""
-        self._socket.settimeout(timeout)
+        """Send what is queued within ``timeout`` seconds and close; without effect the second time."""
         try:
+            self._socket.settimeout(timeout)
             self._socket.sendall(self._outgoing)
         except OSError:
             pass  # the daemon is gone or does not read; it sees the engine's end all the same

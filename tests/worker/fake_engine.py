@@ -1,13 +1,11 @@
-"""An engine process around the fake executor: `fake_engine.py --fd N --parent PID [settings]`.
+"""An engine process around the fake executor: `fake_engine.py SETTINGS --fd N --parent PID`.
 
-A token's text is the letter `a` to `z` of its id. What the environment variable FAKE_ENGINE says as JSON decides over
-the executor (see `main`).
+A token's text is the letter `a` to `z` of its id. SETTINGS is JSON and decides over the executor (see `main`).
 """
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import sys
@@ -35,8 +33,8 @@ class Letters:
 
 
 def main():
-    settings = json.loads(os.environ.get("FAKE_ENGINE", "{}"))
-    fd, parent = int(sys.argv[2]), int(sys.argv[4])
+    settings = json.loads(sys.argv[1])
+    fd, parent = int(sys.argv[3]), int(sys.argv[5])
     die_with_parent(parent)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if settings.get("exit_at_start"):

@@ -3,10 +3,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from fake_executor import generate
+from supervised import make_config, make_submit, run_supervised
 
 from edged.errors import (
     CancelledError,
@@ -41,7 +45,7 @@ async def until(condition, timeout=10.0):
         await asyncio.sleep(0.01)
 
 
-def test_a_request_streams_its_tokens_and_ends_with_finished(run_supervised, config, make_submit):
+def test_a_request_streams_its_tokens_and_ends_with_finished():
     async def body(supervisor):
         events = await collect(supervisor.submit(make_submit("a", (1, 2, 3), 5)))
         expected = generate((1, 2, 3), 5, VOCABULARY)
@@ -55,10 +59,10 @@ def test_a_request_streams_its_tokens_and_ends_with_finished(run_supervised, con
         assert finished.timings.steps == 5
         assert (supervisor.finished, supervisor.failed) == (1, 0)
 
-    run_supervised(body, config())
+    run_supervised(body, make_config())
 
 
-def test_a_stop_string_ends_a_request_and_does_not_show(run_supervised, config, make_submit):
+def test_a_stop_string_ends_a_request_and_does_not_show():
     expected = letters(generate((5,), 12, VOCABULARY))
 
     async def body(supervisor):
@@ -67,26 +71,30 @@ def test_a_stop_string_ends_a_request_and_does_not_show(run_supervised, config, 
         assert "".join(event.text for event in events[1:]) == expected[: expected.index(stop)]
         assert (events[-1].reason, events[-1].matched_stop) == ("stop_string", stop)
 
-    run_supervised(body, config())
+    run_supervised(body, make_config())
 
 
-def test_requests_of_two_models_and_many_clients_get_what_each_gets_alone(run_supervised, config, make_submit):
+def test_requests_of_two_models_and_many_clients_get_what_each_gets_alone():
     async def body(supervisor):
         prompts = {f"{n}": ([n] * (1 + 7 * n), 3 + 5 * n, ("first", "second")[n % 2]) for n in range(12)}
         streams = [
             supervisor.submit(make_submit(name, prompt, count, model=model))
             for name, (prompt, count, model) in prompts.items()
         ]
-        for stream, (prompt, count, _) in zip(await asyncio.gather(*map(collect, streams)), prompts.values(), strict=True):
+        for stream, (prompt, count, _) in zip(
+            await asyncio.gather(*map(collect, streams)), prompts.values(), strict=True
+        ):
             got = [token for event in stream if isinstance(event, Tokens) for token in event.token_ids]
             assert got == generate(prompt, count, VOCABULARY)
-        await until(lambda: all(m.pages_free == m.pages and m.running == 0 for m in supervisor.models.values()))
+        await until(
+            lambda: all(m.pages_free == m.pages and m.running == 0 for m in supervisor.models.values())
+        )
 
-    run_supervised(body, config(queue=16))
+    run_supervised(body, make_config(queue=16))
 
 
 @pytest.mark.parametrize(("prompt", "max_tokens"), [([1] * 800, 4), ([1], 900)])
-def test_cancelling_frees_the_pages_in_prefill_and_in_decode(run_supervised, config, make_submit, prompt, max_tokens):
+def test_cancelling_frees_the_pages_in_prefill_and_in_decode(prompt, max_tokens):
     async def body(supervisor):
         stream = supervisor.submit(make_submit("a", prompt, max_tokens))
         assert isinstance(await anext(stream), Started)
@@ -98,20 +106,20 @@ def test_cancelling_frees_the_pages_in_prefill_and_in_decode(run_supervised, con
         await until(lambda: supervisor.models["first"].pages_free == supervisor.models["first"].pages)
         assert supervisor.failed == 1
 
-    run_supervised(body, config(), step_seconds=0.02)
+    run_supervised(body, make_config(), step_seconds=0.02)
 
 
-def test_leaving_the_block_cancels(run_supervised, config, make_submit):
+def test_leaving_the_block_cancels():
     async def body(supervisor):
         async with supervisor.submit(make_submit("a", (1,), 900)) as stream:
             await anext(stream)
         await until(lambda: stream.ended)
         assert supervisor.failed == 1
 
-    run_supervised(body, config(), step_seconds=0.01)
+    run_supervised(body, make_config(), step_seconds=0.01)
 
 
-def test_a_deadline_ends_a_request_wherever_it_is(run_supervised, config, make_submit):
+def test_a_deadline_ends_a_request_wherever_it_is():
     async def body(supervisor):
         soon = time.monotonic() + 0.3
         running = supervisor.submit(make_submit("runs", (1,), 900, deadline=soon))
@@ -121,30 +129,36 @@ def test_a_deadline_ends_a_request_wherever_it_is(run_supervised, config, make_s
         with pytest.raises(DeadlineError, match="while the request waited"):
             await collect(waiting)
 
-    run_supervised(body, config(max_sequences=1), step_seconds=0.01)
+    run_supervised(body, make_config(max_sequences=1), step_seconds=0.01)
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "words"),
+    ("options", "words"),
     [
-        ({"prompt": (1, 97)}, InvalidArgumentError, "token id 97 is outside the vocabulary: ids go from 0 to 96"),
-        ({"prompt": (-1,)}, InvalidArgumentError, "token id -1 is outside"),
-        ({"prompt": ()}, InvalidArgumentError, "the prompt has no tokens"),
-        ({"max_tokens": 0}, InvalidArgumentError, "stops.max_tokens is 0: at least 1"),
-        ({"max_tokens": 1022}, InvalidArgumentError, "3 tokens and max_tokens is 1022: together at most 1024"),
-        ({"stops": [""]}, InvalidArgumentError, "empty string"),
+        (
+            {"prompt": (1, 97)},
+            "token id 97 is outside the vocabulary: ids go from 0 to 96",
+        ),
+        ({"prompt": (-1,)}, "token id -1 is outside"),
+        ({"prompt": ()}, "the prompt has no tokens"),
+        ({"max_tokens": 0}, "stops.max_tokens is 0: at least 1"),
+        (
+            {"max_tokens": 1022},
+            "3 tokens and max_tokens is 1022: together at most 1024",
+        ),
+        ({"stops": [""]}, "empty string"),
     ],
 )
-def test_the_engine_refuses_what_cannot_run_and_serves_on(run_supervised, config, make_submit, options, error, words):
+def test_the_engine_refuses_what_cannot_run_and_serves_on(options, words):
     async def body(supervisor):
-        with pytest.raises(error, match=words):
+        with pytest.raises(InvalidArgumentError, match=words):
             await collect(supervisor.submit(make_submit("bad", **options)))
         assert len(await collect(supervisor.submit(make_submit("good")))) == 6
 
-    run_supervised(body, config())
+    run_supervised(body, make_config())
 
 
-def test_an_unknown_model_and_a_name_in_use_are_refused_at_once(run_supervised, config, make_submit):
+def test_an_unknown_model_and_a_name_in_use_are_refused_at_once():
     async def body(supervisor):
         with pytest.raises(NotFoundError, match="no model is called third: there are first, second"):
             supervisor.submit(make_submit("a", model="third"))
@@ -154,28 +168,24 @@ def test_an_unknown_model_and_a_name_in_use_are_refused_at_once(run_supervised, 
         await collect(stream)
         await collect(supervisor.submit(make_submit("a")))
 
-    run_supervised(body, config())
+    run_supervised(body, make_config())
 
 
-def test_a_full_queue_refuses_with_a_time_to_come_back(run_supervised, config, make_submit):
+def test_a_full_queue_refuses_with_a_time_to_come_back():
     async def body(supervisor):
-        streams = []
-        refused = 0
-        for n in range(12):
-            try:
-                streams.append(supervisor.submit(make_submit(str(n), (n,), 20)))
-            except ResourceExhaustedError as error:
-                assert error.retry_seconds > 0
-                refused += 1
-        ends = await asyncio.gather(*map(collect, streams), return_exceptions=True)
-        refused += sum(isinstance(end, ResourceExhaustedError) and end.retry_seconds > 0 for end in ends)
-        assert refused == 12 - 3, "one runs and two wait"
+        async def ask(n):
+            return await collect(supervisor.submit(make_submit(str(n), (n,), 20)))
+
+        ends = await asyncio.gather(*map(ask, range(12)), return_exceptions=True)
+        refused = [end for end in ends if isinstance(end, ResourceExhaustedError)]
+        assert len(refused) == 12 - 3, "one runs and two wait"
+        assert all(error.retry_seconds > 0 for error in refused)
         assert supervisor.finished == 3
 
-    run_supervised(body, config(queue=2, max_sequences=1), step_seconds=0.01)
+    run_supervised(body, make_config(queue=2, max_sequences=1), step_seconds=0.01)
 
 
-def test_a_reader_that_stops_loses_its_own_stream_only(run_supervised, config, make_submit):
+def test_a_reader_that_stops_loses_its_own_stream_only():
     async def body(supervisor):
         lost = asyncio.get_running_loop().create_future()
         slow = supervisor.submit(make_submit("slow", (1,), 400))
@@ -183,19 +193,17 @@ def test_a_reader_that_stops_loses_its_own_stream_only(run_supervised, config, m
         fast = await collect(supervisor.submit(make_submit("fast", (2,), 100)))
         assert isinstance(fast[-1], Finished)
         assert (await lost).code is Code.RESOURCE_EXHAUSTED
-        got = []
+        got = [await anext(slow) for _ in range(16)]
         with pytest.raises(ResourceExhaustedError, match="16 messages behind"):
-            async for event in slow:
-                got.append(event)
-        assert len(got) == 16
+            await anext(slow)
         tokens = [event.token_ids[0] for event in got[1:]]
         assert tokens == generate((1,), 15, VOCABULARY), "what came before is whole"
         await until(lambda: supervisor.models["first"].running == 0)
 
-    run_supervised(body, config(stream_buffer=16), step_seconds=0.001)
+    run_supervised(body, make_config(stream_buffer=16), step_seconds=0.001)
 
 
-def test_sigkill_ends_every_stream_and_the_engine_comes_back(run_supervised, config, make_submit):
+def test_sigkill_ends_every_stream_and_the_engine_comes_back():
     async def body(supervisor):
         states = []
         supervisor.subscribe(states.append)
@@ -218,26 +226,28 @@ def test_sigkill_ends_every_stream_and_the_engine_comes_back(run_supervised, con
         assert supervisor.last_error == "signal SIGKILL"
         assert len(await collect(supervisor.submit(make_submit("a")))) == 6
 
-    run_supervised(body, config(), step_seconds=0.01)
+    run_supervised(body, make_config(), step_seconds=0.01)
 
 
-def test_a_step_that_fails_is_internal_for_who_ran_and_unavailable_for_who_waited(run_supervised, config, make_submit):
+def test_a_step_that_fails_is_internal_for_who_ran_and_unavailable_for_who_waited():
     async def body(supervisor):
         streams = [supervisor.submit(make_submit(str(n), (n,), 900)) for n in range(3)]
         other = supervisor.submit(make_submit("other", model="second", max_tokens=900))
         ends = await asyncio.gather(*map(collect, [*streams, other]), return_exceptions=True)
         kinds = sorted(type(end).__name__ for end in ends)
         assert kinds == ["InternalError", "UnavailableError", "UnavailableError", "UnavailableError"]
-        assert "the device fell off the bus" in str(next(end for end in ends if isinstance(end, InternalError)))
+        assert "the device fell off the bus" in str(
+            next(end for end in ends if isinstance(end, InternalError))
+        )
         assert supervisor.state is State.RESTARTING
         await supervisor.wait_for(State.SERVING)
         assert "the device fell off the bus" in supervisor.last_error
 
-    run_supervised(body, config(max_sequences=1), step_seconds=0.01, fail_at=20)
+    run_supervised(body, make_config(max_sequences=1), step_seconds=0.01, fail_at=20)
 
 
 @pytest.mark.parametrize("error", ["CheckpointError", "LedgerError"])
-def test_a_model_that_cannot_load_is_not_tried_again(run_supervised, config, make_submit, error):
+def test_a_model_that_cannot_load_is_not_tried_again(error):
     async def body(supervisor):
         assert await supervisor.wait_for(State.FAILED, State.SERVING, State.RESTARTING) is State.FAILED
         assert supervisor.restarts == 0
@@ -246,10 +256,10 @@ def test_a_model_that_cannot_load_is_not_tried_again(run_supervised, config, mak
         with pytest.raises(UnavailableError, match="first does not load"):
             supervisor.submit(make_submit("a"))
 
-    run_supervised(body, config(), wait=False, load_error=error)
+    run_supervised(body, make_config(), wait=False, load_error=error)
 
 
-def test_a_crash_loop_ends_as_failed_with_the_reason(run_supervised, config, monkeypatch):
+def test_a_crash_loop_ends_as_failed_with_the_reason(monkeypatch):
     monkeypatch.setattr("edged.worker.restarts.DELAYS", (0.0, 0.01, 0.02))
 
     async def body(supervisor):
@@ -257,10 +267,10 @@ def test_a_crash_loop_ends_as_failed_with_the_reason(run_supervised, config, mon
         assert supervisor.restarts == 3
         assert supervisor.last_error == "the engine ended 4 times in a row, last: exit status 7"
 
-    run_supervised(body, config(), wait=False, exit_at_start=7)
+    run_supervised(body, make_config(), wait=False, exit_at_start=7)
 
 
-def test_draining_finishes_what_runs_and_refuses_what_comes(run_supervised, config, make_submit):
+def test_draining_finishes_what_runs_and_refuses_what_comes():
     async def body(supervisor):
         streams = [supervisor.submit(make_submit(str(n), (n,), 30)) for n in range(3)]
         await anext(streams[0])
@@ -275,10 +285,10 @@ def test_draining_finishes_what_runs_and_refuses_what_comes(run_supervised, conf
         assert supervisor.engine_pid == 0
         assert supervisor.restarts == 0
 
-    run_supervised(body, config(max_sequences=2), step_seconds=0.01)
+    run_supervised(body, make_config(max_sequences=2), step_seconds=0.01)
 
 
-def test_the_drain_timeout_cuts_off_what_still_runs(run_supervised, config, make_submit):
+def test_the_drain_timeout_cuts_off_what_still_runs():
     async def body(supervisor):
         stream = supervisor.submit(make_submit("a", (1,), 900))
         await anext(stream)
@@ -286,10 +296,10 @@ def test_the_drain_timeout_cuts_off_what_still_runs(run_supervised, config, make
         with pytest.raises(UnavailableError, match="the daemon stops"):
             await collect(stream)
 
-    run_supervised(body, config(), step_seconds=0.02)
+    run_supervised(body, make_config(), step_seconds=0.02)
 
 
-def test_kill_ends_at_once_and_nothing_restarts(run_supervised, config, make_submit):
+def test_kill_ends_at_once_and_nothing_restarts():
     async def body(supervisor):
         stream = supervisor.submit(make_submit("a", (1,), 900))
         await anext(stream)
@@ -299,46 +309,39 @@ def test_kill_ends_at_once_and_nothing_restarts(run_supervised, config, make_sub
         await until(lambda: supervisor.engine_pid == 0)
         assert supervisor.restarts == 0
 
-    run_supervised(body, config(), step_seconds=0.02)
+    run_supervised(body, make_config(), step_seconds=0.02)
 
 
-def test_stopping_while_the_engine_loads_does_not_wait_for_it(run_supervised, config):
+def test_stopping_while_the_engine_loads_does_not_wait_for_it():
     async def body(supervisor):
         await until(lambda: supervisor.engine_pid != 0)
         before = time.monotonic()
         await supervisor.stop(30)
         assert time.monotonic() - before < 10
 
-    run_supervised(body, config(), wait=False, load_seconds=60)
+    run_supervised(body, make_config(), wait=False, load_seconds=60)
 
 
-def test_an_engine_that_ignores_sigterm_ends_with_its_daemon(config, tmp_path):
+def test_an_engine_that_ignores_sigterm_ends_with_its_daemon(tmp_path):
     """The daemon is killed, and so is its engine, even in the middle of loading."""
-    import subprocess
-    import sys
-    from pathlib import Path
-
     script = tmp_path / "daemon.py"
     script.write_text(
         "import asyncio, sys\n"
-        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from pathlib import Path\n"
-        "from edged.config import Config, ModelConfig\n"
+        f"sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parent.parent)]}\n"
         "from edged.log import configure\n"
         "from edged.worker.supervisor import Supervisor\n"
+        "from supervised import fake_engine, make_config\n"
         "configure()\n"
         "async def main():\n"
-        "    config = Config(models=(ModelConfig(name='first', path=Path('/none')),))\n"
-        f"    s = Supervisor(config, command=({sys.executable!r}, {str(Path(__file__).with_name('fake_engine.py'))!r}))\n"
-        "    await s.start()\n"
-        "    while not s.engine_pid:\n"
+        "    supervisor = Supervisor(make_config(), command=fake_engine(load_seconds=60))\n"
+        "    await supervisor.start()\n"
+        "    while not supervisor.engine_pid:\n"
         "        await asyncio.sleep(0.01)\n"
-        "    print(s.engine_pid, flush=True)\n"
+        "    print(supervisor.engine_pid, flush=True)\n"
         "    await asyncio.sleep(60)\n"
         "asyncio.run(main())\n"
     )
-    environment = {**os.environ, "FAKE_ENGINE": '{"load_seconds": 60}'}
-    daemon = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, env=environment)
+    daemon = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
     try:
         engine = int(daemon.stdout.readline())
         time.sleep(1.0)  # it has asked the kernel by then, or has seen that its parent is gone
@@ -349,9 +352,8 @@ def test_an_engine_that_ignores_sigterm_ends_with_its_daemon(config, tmp_path):
     end = time.monotonic() + 10
     while time.monotonic() < end:
         try:
-            with open(f"/proc/{engine}/stat") as file:
-                if file.read().rsplit(")", 1)[1].split()[0] == "Z":
-                    return
+            if Path(f"/proc/{engine}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return
         except FileNotFoundError:
             return
         time.sleep(0.05)
