@@ -22,6 +22,8 @@ COMMANDS = {
     "tokenize": "edged.cli.tokenizing",
     "plan": "edged.cli.plan",
     "import": "edged.cli.importing",
+    "build": "edged.cli.build",
+    "engines": "edged.cli.engines",
     "doctor": "edged.cli.doctor",
 }
 """Command → the module that holds it as ``command``; imported when the command is named."""

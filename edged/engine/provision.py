@@ -6,20 +6,26 @@ from typing import TYPE_CHECKING
 
 from edged.engine import builder
 from edged.engine.gpu import find_gpu
-from edged.engine.graph import emit, serialize
+from edged.engine.graph import GraphSpec, emit, serialize
 from edged.engine.key import EngineKey, slot_of
+from edged.engine.selection import selection_of
+from edged.engine.shapes import EngineShapes
 from edged.engine.targets import choose
-from edged.errors import FailedPreconditionError
+from edged.errors import CheckpointError, ConfigError, FailedPreconditionError
+from edged.models.architecture import Architecture
+from plugins_trt.contract import KERNEL_DTYPES, LaunchError, check_heads
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Sequence
 
+    from edged.config import ModelConfig
     from edged.engine.builder import Progress
     from edged.engine.entries import StoredEngine
-    from edged.engine.graph import GraphSpec
-    from edged.engine.shapes import EngineShapes
     from edged.engine.store import EngineStore
+
+PLUGIN_DTYPES = tuple(KERNEL_DTYPES)
+"""Types that the plugins have kernels for."""
 
 
 def provide(
@@ -86,6 +92,53 @@ def provide(
             store.keep_timing_cache(key, plan.timing_cache)
     store.prune(keep=engine.folder)
     return engine, True
+
+
+def provide_model(
+    model: ModelConfig,
+    store: EngineStore,
+    *,
+    targets: Sequence[str] = (),
+    rebuild: bool = False,
+    progress: Progress | None = None,
+    cancelled: threading.Event | None = None,
+) -> tuple[StoredEngine, bool]:
+    """As :func:`provide`, for a model of the configuration: what the daemon and ``edgectl build`` ask for.
+
+    Raises:
+        CheckpointError: The model folder is refused.
+        ConfigError: The configuration asks for what no engine has.
+    """
+    return provide(
+        spec_of(model),
+        EngineShapes.of(model),
+        store,
+        label=model.name,
+        targets=targets,
+        rebuild=rebuild,
+        progress=progress,
+        cancelled=cancelled,
+    )
+
+
+def spec_of(model: ModelConfig) -> GraphSpec:
+    """The graph of a model of the configuration.
+
+    Raises:
+        CheckpointError: The model folder is refused.
+        ConfigError: A dtype, or attention, that the plugins do not take.
+    """
+    if model.dtype not in PLUGIN_DTYPES:
+        raise ConfigError(
+            f"model {model.name}: dtype {model.dtype}: executor tensorrt takes {' or '.join(PLUGIN_DTYPES)}",
+            field="dtype",
+        )
+    architecture = Architecture.read(model.path)
+    try:
+        check_heads(architecture.heads, architecture.kv_heads, architecture.head_dim)
+    except LaunchError as error:
+        raise CheckpointError(f"{model.path}: no kernel takes this model's heads: {error}") from None
+    return GraphSpec(architecture, model.dtype, selection_of(model.path, model.attention))
 
 
 def _unless_failed(engine: StoredEngine) -> StoredEngine:

@@ -12,6 +12,7 @@ from plugins_trt.contract import MAX_DECODE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from edged.config import ModelConfig
     from edged.engine.onnx_nodes import Dim
 
 Range = tuple[int, int, int]
@@ -76,6 +77,12 @@ class EngineShapes:
             raise InvalidArgumentError(
                 f"max_sequences {self.max_sequences}: a plan takes 1 to 256", field="max_sequences"
             )
+
+    @classmethod
+    def of(cls, model: ModelConfig) -> EngineShapes:
+        """What a model of the configuration needs: a prefill chunk beside a token of each sequence."""
+        tokens = model.prefill_chunk + model.max_sequences
+        return cls(prefill_tokens=max(tokens, MAX_DECODE), max_sequences=model.max_sequences)
 
     @property
     def profiles(self) -> tuple[Profile, Profile]:
