@@ -261,5 +261,7 @@ class Scheduler:
             self.queue.remove(request)
             return
         self.running.remove(request)
+        if request in self.started:  # it ended before anybody was told that it began
+            self.started.remove(request)
         self.pool.free(request.table)
         request.table = None

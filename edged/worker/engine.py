@@ -50,6 +50,7 @@ def serve(
         executor_of: Makes the executor of a model, not loaded yet, and says its name.
         texts_of: Loads a model's tokenizer.
     """
+    configure(process="engine")
     channel = EngineChannel(connection)
     try:
         config = _receive_config(channel)

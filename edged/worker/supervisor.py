@@ -313,7 +313,10 @@ class Supervisor:
         self._state = state
         _log.info("state", state=state.value)
         for callback in tuple(self._callbacks):
-            callback(state)
+            try:
+                callback(state)
+            except Exception:  # noqa: BLE001, PERF203 - a fault of who listens is none of the engine's
+                _log.exception("a subscriber of the state failed")
 
     def _forget_models(self) -> None:
         """No engine holds the models: show them as the configuration has them."""

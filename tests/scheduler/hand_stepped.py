@@ -28,6 +28,7 @@ class HandStepped:
         self.executor = FakeExecutor(self.limits)
         self.scheduler = Scheduler(self.limits, prefill_chunk=prefill_chunk, queue_capacity=queue)
         self.tokens = {}
+        self.order = []  # names of the requests as they started
         self.now = 0.0
 
     def request(self, name, prompt, max_tokens=4, *, sampling=None, **options):
@@ -47,6 +48,8 @@ class HandStepped:
         scheduler = self.scheduler
         ended = scheduler.expire(self.now)
         batch = scheduler.next_batch(self.now)
+        self.order += [request.request_id for request in scheduler.started]
+        scheduler.started = []
         if batch is None:
             return ended
         drawn = self.executor.step(batch)

@@ -120,7 +120,16 @@ def test_a_cancelled_place_goes_to_who_waits_in_the_next_step():
     bench.scheduler.cancel("a")
     bench.step()
     assert bench.tokens["b"] == generate([2], 1, 97)
-    assert [r.request_id for r in bench.scheduler.started] == ["a", "b"]
+    assert bench.order == ["a", "b"]
+
+
+def test_a_request_that_ends_before_its_first_step_never_started():
+    bench = HandStepped()
+    bench.submit("a", [1])
+    bench.scheduler.cancel("a")
+    bench.submit("late", [1], deadline=0.5)
+    bench.step()
+    assert bench.order == []
 
 
 def test_a_deadline_drops_running_and_waiting_requests():
@@ -141,7 +150,7 @@ def test_priority_decides_who_starts_next():
     for name, priority in (("first", 0), ("low", -1), ("high", 7), ("second", 0)):
         bench.submit(name, [1], 2, priority=priority)
     bench.run()
-    assert [r.request_id for r in bench.scheduler.started] == ["first", "high", "second", "low"]
+    assert bench.order == ["first", "high", "second", "low"]
 
 
 @pytest.mark.parametrize(
@@ -195,11 +204,25 @@ arrivals = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
-@given(arrivals, st.integers(1, 80), st.integers(1, 4), st.integers(4, 12), st.integers(0, 64))
+anything = given(arrivals, st.integers(1, 80), st.integers(1, 4), st.integers(4, 12), st.integers(0, 64))
+
+
+@settings(max_examples=100, deadline=None)
+@anything
 def test_any_interleaving_gives_each_request_what_it_gets_alone(
     schedule, chunk, sequences, pages, extra_step_tokens
 ):
+    check_interleaving(schedule, chunk, sequences, pages, extra_step_tokens)
+
+
+@pytest.mark.soak
+@settings(max_examples=10_000, deadline=None)
+@anything
+def test_ten_thousand_interleavings(schedule, chunk, sequences, pages, extra_step_tokens):
+    check_interleaving(schedule, chunk, sequences, pages, extra_step_tokens)
+
+
+def check_interleaving(schedule, chunk, sequences, pages, extra_step_tokens):
     bench = HandStepped(
         pages=pages,
         max_sequences=sequences,
