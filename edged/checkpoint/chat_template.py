@@ -176,7 +176,7 @@ class ChatTemplate:
             count = 0
             for part in template.generate({**variables, "messages": chat}):
                 count += len(part)
-                budget.check_characters(count)
+                budget.check_length_of_text(count)
                 parts.append(part)
             return "".join(parts)
 

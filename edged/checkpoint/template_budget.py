@@ -5,15 +5,19 @@ from __future__ import annotations
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from contextvars import Token
 
+T = TypeVar("T")
+
 MAX_COUNT = 100_000
 """The largest number that a template may pass where the result grows with it (a width, a count of columns)."""
-_MAX_CONTAINER = 1_000_000
+_MAX_CONTAINER = 10_000_000
 _STEPS_BETWEEN_CLOCKS = 256
+# What a template keeps is bounded by what it makes: at the default limits 320 million characters or ten million items.
+_CHARACTERS_OF_A_STEP = 32
 
 
 class BudgetError(Exception):
@@ -26,7 +30,8 @@ class RenderLimits:
 
     Attributes:
         seconds: Processor time of the rendering thread, so that a busy machine does not shorten it.
-        steps: Values looked at; an iteration of a loop and a call of a macro count five.
+        steps: Values looked at or made; a text counts one for 32 characters, an iteration of a loop or a call of a
+            macro five.
         characters: Of the result, and of every text on the way, on top of four times the input's.
     """
 
@@ -69,7 +74,16 @@ class Budget:
                 raise BudgetError(f"it did not end within {self._limits.seconds:g} s")
 
     def check_characters(self, count: int) -> None:
-        """Allow a text of that many characters.
+        """Allow a text of that many characters to be made; many texts together cost steps.
+
+        Raises:
+            BudgetError: It is too long, or too many were made.
+        """
+        self.check_length_of_text(count)
+        self.spend(count // _CHARACTERS_OF_A_STEP)
+
+    def check_length_of_text(self, count: int) -> None:
+        """Allow a text to be that long.
 
         Raises:
             BudgetError: It is too long.
@@ -106,7 +120,7 @@ def check_length(count: int) -> None:
     """
     if count > _MAX_CONTAINER:
         raise BudgetError(f"it makes a list of {count} items; {_MAX_CONTAINER} are allowed")
-    current().spend(count // 64)
+    current().spend(count)
 
 
 def check_size(value: object) -> None:
@@ -126,7 +140,7 @@ def check_size(value: object) -> None:
         item = waiting.pop()
         if isinstance(item, str):
             characters += len(item)
-            budget.check_characters(characters)
+            budget.check_length_of_text(characters)
         elif isinstance(item, dict):
             budget.spend(1 + 2 * len(item))
             waiting.extend(item)
@@ -134,3 +148,16 @@ def check_size(value: object) -> None:
         elif isinstance(item, (list, tuple, set, frozenset)):
             budget.spend(1 + len(item))
             waiting.extend(item)
+
+
+def count_result(value: T) -> T:
+    """Return what a filter, a method or a slice made, after counting it.
+
+    Raises:
+        BudgetError: It is too long, or too much was made.
+    """
+    if isinstance(value, str):
+        current().check_characters(len(value))
+    elif isinstance(value, (list, tuple, dict, bytes)):
+        check_length(len(value))
+    return value

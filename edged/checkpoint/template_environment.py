@@ -24,7 +24,14 @@ from jinja2.compiler import CodeGenerator, operators
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from edged.checkpoint.template_budget import BudgetError, check_count, check_length, check_size, current
+from edged.checkpoint.template_budget import (
+    BudgetError,
+    check_count,
+    check_length,
+    check_size,
+    count_result,
+    current,
+)
 from edged.checkpoint.template_filters import bounded_filters, bounded_tests, check_format, check_replace
 
 if TYPE_CHECKING:
@@ -60,7 +67,7 @@ class RefusedError(TemplateError):
 
 
 class _BoundedCode(CodeGenerator):
-    """Compiles what Jinja's own interception leaves out: ``~``, comparisons and tuples."""
+    """Compiles what Jinja's own interception leaves out: ``~``, comparisons, slices and tuples."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - Jinja's name
         self.write("environment.bounded_join((")
@@ -81,6 +88,14 @@ class _BoundedCode(CodeGenerator):
         check = "searchable" if node.op in ("in", "notin") else "checked"
         self.write(f" {operators[node.op]} environment.{check}(")
         self.visit(node.expr, frame)
+        self.write(")")
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:  # noqa: N802 - Jinja's name
+        if not isinstance(node.arg, nodes.Slice):
+            super().visit_Getitem(node, frame)
+            return
+        self.write("environment.counted(")
+        super().visit_Getitem(node, frame)
         self.write(")")
 
     def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:  # noqa: N802 - Jinja's name
@@ -171,6 +186,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             check_size(value)
         return value
 
+    def counted(self, value: Any) -> Any:
+        """Return the value after counting it as made."""
+        return count_result(value)
+
     def searchable(self, value: Any) -> Any:
         """Return the value, if it may be searched with ``in``; a dictionary compares no values."""
         return value if isinstance(value, dict) else self.checked(value)
@@ -208,7 +227,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
                 _check_method(owner, name, args)
         if isinstance(owner, jinja2.runtime.LoopContext):
             check_size(args)  # loop.changed compares them
-        return super().call(context, function, *args, **kwargs)
+        return count_result(super().call(context, function, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Return ``str.format`` with a check of the widths it is asked for."""
@@ -224,9 +243,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             # A width can be written out or come from an argument.
             if re.search(r"\d{6}|:[^}]*\{", template):
                 raise BudgetError("it formats with a width that is very large or computed")
-            text = inner(*args, **kwargs)
-            current().check_characters(len(text))
-            return text
+            return count_result(inner(*args, **kwargs))
 
         return bounded
 
@@ -277,10 +294,10 @@ def _check_method(owner: Any, name: str, args: tuple[Any, ...]) -> None:
     if isinstance(owner, str):
         if name in ("center", "ljust", "rjust", "zfill", "expandtabs") and args:
             check_count(args[0])
-            current().check_characters(len(owner) + (owner.count("\t") + 1) * _as_count(args[0]))
+            current().check_length_of_text(len(owner) + (owner.count("\t") + 1) * _as_count(args[0]))
         elif name == "join" and args and isinstance(args[0], (list, tuple)):
             texts = [len(item) for item in args[0] if isinstance(item, str)]
-            current().check_characters(sum(texts) + len(owner) * len(texts))
+            current().check_length_of_text(sum(texts) + len(owner) * len(texts))
         elif name == "replace" and len(args) >= 2:
             check_replace(owner, args[0], args[1])
     elif name in ("index", "count"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import pass_eval_context
 from jinja2.filters import make_attrgetter
 
-from edged.checkpoint.template_budget import BudgetError, check_count, check_size, current
+from edged.checkpoint.template_budget import BudgetError, check_count, check_size, count_result, current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -46,7 +46,7 @@ def check_replace(text: str, old: object, new: object) -> None:
     """
     if isinstance(old, str) and isinstance(new, str):
         found = text.count(old)
-        current().check_characters(len(text) + found * max(len(new) - len(old), 0))
+        current().check_length_of_text(len(text) + found * max(len(new) - len(old), 0))
 
 
 def check_format(template: str, values: object) -> None:
@@ -68,10 +68,7 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def bounded(*args: Any, **kwargs: Any) -> Any:
         value = args[position] if len(args) > position else None
         _check_before(name, value, args[position + 1 :], kwargs)
-        result = function(*args, **kwargs)
-        if isinstance(result, str):
-            current().check_characters(len(result))
-        return result
+        return count_result(function(*args, **kwargs))
 
     return bounded
 
@@ -85,7 +82,7 @@ def _check_before(name: str, value: object, args: tuple[Any, ...], kwargs: dict[
         if name == "indent" and isinstance(value, str):
             width = args[0] if args else kwargs.get("width", 4)
             columns = width if isinstance(width, int) else len(str(width))
-            current().check_characters(len(value) + columns * (value.count("\n") + 1))
+            current().check_length_of_text(len(value) + columns * (value.count("\n") + 1))
     elif name == "replace":
         old, new = (*args, kwargs.get("old"), kwargs.get("new"))[:2]
         check_replace(str(value), old, new)
@@ -119,5 +116,5 @@ def _join(context: EvalContext, value: Iterable[Any], d: str = "", attribute: st
         parts.append(str(item))
         characters += len(parts[-1]) + len(d)
         budget.spend()
-        budget.check_characters(characters)
-    return str(d).join(parts)
+        budget.check_length_of_text(characters)
+    return count_result(str(d).join(parts))

@@ -182,7 +182,7 @@ def test_damaged_files_are_refused(tmp_path: Path, content: bytes, message: str)
 
 
 @given(st.data())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_any_change_of_a_good_file_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

@@ -145,7 +145,7 @@ def test_demo_tokenizer_follows_the_models_rules(demo_tokenizer: Tokenizer, orac
         max_size=40,
     )
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_demo_tokenizer_follows_the_models_rules_on_any_text(
     demo_tokenizer: Tokenizer, oracle: ByteLevelOracle, text: str
 ) -> None:
@@ -211,7 +211,7 @@ def stream(tokenizer: Tokenizer, ids: list[int], *, skip: bool = True) -> str:
 
 
 @given(st.lists(st.integers(0, 49151) | st.integers(0, 300), max_size=30), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_demo_texts_stream_exactly(demo_tokenizer: Tokenizer, ids: list[int], skip: bool) -> None:
     assert stream(demo_tokenizer, ids, skip=skip) == demo_tokenizer.decode(ids, skip_special_tokens=skip)
 
@@ -367,7 +367,7 @@ def sentencepiece_oracle(text: str) -> list[int]:
 
 
 @given(st.text(alphabet="helowrd a你好é🙂", max_size=30))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_sentencepiece_joins_the_best_pair(spm_tokenizer: Tokenizer, text: str) -> None:
     assert spm_tokenizer.encode(text, add_special_tokens=False) == sentencepiece_oracle(text)
 
@@ -392,7 +392,7 @@ def test_sentencepiece_begins_with_bos_and_splits_at_special_tokens(spm_tokenize
     st.lists(st.integers(0, len(PIECES) - 1), max_size=20)
     | st.text(alphabet="helo 你好é🙂").map(sentencepiece_oracle)
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_sentencepiece_texts_stream_exactly(spm_tokenizer: Tokenizer, ids: list[int]) -> None:
     assert stream(spm_tokenizer, ids) == spm_tokenizer.decode(ids)
 
