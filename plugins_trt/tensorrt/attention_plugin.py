@@ -5,14 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from plugins_trt.contract import SelectionRule, check_at_least, check_heads
+from plugins_trt.contract import (
+    ELEMENT_BYTES,
+    Batch,
+    DeviceArray,
+    SelectionRule,
+    check_at_least,
+    check_heads,
+)
 from plugins_trt.tensorrt.names import ATTENTION, ATTENTION_VERSION
 from plugins_trt.tensorrt.operator import PluginOperator, Port
+from plugins_trt.tensorrt.sessions import AttentionCall, session_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from plugins_trt.contract import DeviceArray
 
 ALWAYS_DENSE = (1 << 31) - 1
 
@@ -116,5 +122,52 @@ class AttentionOperator(PluginOperator):
     def enqueue(
         self, inputs: Sequence[DeviceArray], outputs: Sequence[DeviceArray], workspace: int, stream: int
     ) -> None:
-        """Append, select and attend."""
-        raise NotImplementedError
+        """Append, select and attend: the session's kernels on this node's memory.
+
+        Raises:
+            SessionError: No executor runs on this stream.
+            LaunchError: The kernels refuse an argument.
+        """
+        del workspace
+        session = session_of(stream)
+        arrays = {port.name: array for port, array in zip(self.inputs, inputs, strict=True)}
+        qkv, out = arrays["qkv"], outputs[0]
+        tokens = qkv.shape[0]
+        batch = Batch(
+            sequence_starts=arrays["sequence_starts"],
+            lengths=arrays["lengths"],
+            page_tables=arrays["page_tables"],
+            positions=arrays["positions"],
+            # Two halves in the graph, one word in the kernels.
+            tree_masks=DeviceArray(arrays["tree_masks"].pointer, "int64", (tokens,))
+            if session.tree
+            else None,
+        )
+        first_key = self.heads
+        first_value = self.heads + self.kv_heads
+        session.attend(
+            AttentionCall(
+                layer=self.layer,
+                batch=batch,
+                q=self._heads_of(qkv, 0, self.heads),
+                k=self._heads_of(qkv, first_key, self.kv_heads),
+                v=self._heads_of(qkv, first_value, self.kv_heads),
+                cosine=arrays["rope_cosine"],
+                sine=arrays["rope_sine"],
+                q_norm=arrays.get("q_norm"),
+                k_norm=arrays.get("k_norm"),
+                epsilon=self.epsilon,
+                selection=self.selection,
+                out=DeviceArray(out.pointer, out.dtype, (tokens, self.heads, self.head_dim)),
+            )
+        )
+
+    def _heads_of(self, qkv: DeviceArray, first: int, count: int) -> DeviceArray:
+        """Some heads of the fused projection: ``[T, count, D]``."""
+        offset = first * self.head_dim * ELEMENT_BYTES[qkv.dtype]
+        return DeviceArray(
+            qkv.pointer + offset,
+            qkv.dtype,
+            (qkv.shape[0], count, self.head_dim),
+            (qkv.shape[1], self.head_dim, 1),
+        )
