@@ -6,7 +6,6 @@ of each layer stores their keys and values in pages that it finds by layer index
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -143,8 +142,3 @@ def emit(spec: GraphSpec) -> onnx.ModelProto:
 def serialize(model: onnx.ModelProto) -> bytes:
     """The model's bytes; the same for the same model."""
     return model.SerializeToString(deterministic=True)
-
-
-def digest(data: bytes) -> str:
-    """SHA-256 of a serialized graph, in hex."""
-    return hashlib.sha256(data).hexdigest()

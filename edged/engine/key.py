@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edged import __version__
-from edged.engine import graph
 from edged.errors import FailedPreconditionError
 from plugins_trt.tensorrt.source_hash import source_hash
 
@@ -68,7 +67,7 @@ class EngineKey:
             gpu: This machine's.
         """
         return cls(
-            graph=graph.digest(model),
+            graph=hashlib.sha256(model).hexdigest(),
             shapes=shapes.text,
             dtype=spec.dtype,
             tensorrt=f"{tensorrt.name} {tensorrt.version}",
