@@ -373,7 +373,7 @@ class TestProcesses:
                     store.record_check(engine, {}, passed=seed == 0)
                     store.prune(500_000)
 
-        for _ in range(40):
+        for _ in range(25):
             child = in_child(build_for_ever)
             time.sleep(dice.uniform(0.0, 0.08))
             os.kill(child, signal.SIGKILL)
