@@ -11,6 +11,7 @@ from edged.engine.key import EngineKey, slot_of
 from edged.engine.selection import selection_of
 from edged.engine.shapes import EngineShapes
 from edged.engine.targets import choose
+from edged.engine.timings import TimingCaches
 from edged.errors import CheckpointError, ConfigError, FailedPreconditionError
 from edged.models.architecture import Architecture
 from plugins_trt.contract import KERNEL_DTYPES, LaunchError, check_heads
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from edged.config import ModelConfig
     from edged.engine.builder import Progress
     from edged.engine.entries import StoredEngine
+    from edged.engine.manifest import Manifest
     from edged.engine.store import EngineStore
+    from plugins_trt.tensorrt.adapter import TensorRT
 
 PLUGIN_DTYPES = tuple(KERNEL_DTYPES)
 """Types that the plugins have kernels for."""
@@ -61,10 +64,7 @@ def provide(
         CancelledError: ``cancelled`` was set.
         InternalError: TensorRT cannot build the graph.
     """
-    gpu = find_gpu()
-    tensorrt, targets = choose(targets, gpu)
-    graph = serialize(emit(spec))
-    key = EngineKey.of(graph, spec, shapes, tensorrt=tensorrt, targets=targets, gpu=gpu)
+    tensorrt, targets, graph, key = _identify(spec, shapes, targets)
     if not rebuild and (found := store.find(key)) is not None:
         return _unless_failed(found), False
 
@@ -76,7 +76,7 @@ def provide(
         # Another process may have built it while this one waited.
         if not rebuild and (found := store.find(key)) is not None:
             return _unless_failed(found), False
-        cache = None if tensorrt.is_rtx else store.timing_cache(key)
+        timings = TimingCaches(store.folder)
         plan = builder.build(
             tensorrt,
             graph,
@@ -85,11 +85,11 @@ def provide(
             targets,
             progress=progress,
             cancelled=cancelled,
-            timing_cache=cache,
+            timing_cache=timings.read(key),
         )
         engine = store.publish(key, plan, slot=slot_of(spec, targets), label=label)
         if plan.timing_cache is not None:
-            store.keep_timing_cache(key, plan.timing_cache)
+            timings.keep(key, plan.timing_cache)
     store.prune(keep=engine.folder)
     return engine, True
 
@@ -119,6 +119,28 @@ def provide_model(
         progress=progress,
         cancelled=cancelled,
     )
+
+
+def peek_model(model: ModelConfig, store: EngineStore, *, targets: Sequence[str] = ()) -> Manifest | None:
+    """What is known of a model's engine (its activations' memory, for the ledger), if there is one; builds nothing.
+
+    Raises:
+        CheckpointError: The model folder is refused.
+        ConfigError: The configuration asks for what no engine has.
+        FailedPreconditionError: No TensorRT of this machine builds for these targets, or the cache cannot be read.
+    """
+    return store.peek(_identify(spec_of(model), EngineShapes.of(model), targets)[-1])
+
+
+def _identify(
+    spec: GraphSpec, shapes: EngineShapes, targets: Sequence[str]
+) -> tuple[TensorRT, tuple[str, ...], bytes, EngineKey]:
+    """What builds, for which targets, from which graph, and the key that all this gives."""
+    gpu = find_gpu()
+    tensorrt, chosen = choose(targets, gpu)
+    graph = serialize(emit(spec))
+    key = EngineKey.of(graph, spec, shapes, tensorrt=tensorrt, targets=chosen, gpu=gpu)
+    return tensorrt, chosen, graph, key
 
 
 def spec_of(model: ModelConfig) -> GraphSpec:

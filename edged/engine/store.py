@@ -23,6 +23,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edged.engine.durable import sync_folder, write_file
 from edged.engine.entries import CHECK, MANIFEST, NAME, PLAN, Entry, StoredEngine, load_engine, read_entry
 from edged.engine.file_lock import locked, remove_free_lock, try_lock
 from edged.engine.manifest import DamagedError, Manifest
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 DEFAULT_LIMIT = 4 << 30
 """Bytes that the cache may hold."""
 
-_LOCKS, _STORE_LOCK, _BUILDING, _TIMINGS = "locks", "store.lock", ".building-", "timings"
+_LOCKS, _STORE_LOCK, _BUILDING = "locks", "store.lock", ".building-"
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
@@ -94,19 +95,34 @@ class EngineStore:
 
         Engines that passed their check come first, then unchecked ones, then failed ones; of equals the newest.
         """
-        candidates = [
-            entry
-            for entry in self.entries()
-            if entry.manifest is not None and not entry.fault and entry.manifest.key.serves(key)
-        ]
-        candidates.sort(key=lambda entry: (entry.passed, not entry.failed, _created(entry)), reverse=True)
-        for entry in candidates:
+        for entry in self._candidates(key):
             with contextlib.suppress(DamagedError, OSError):
                 engine = load_engine(entry.folder)
                 with contextlib.suppress(OSError):  # a read-only cache keeps no order of use
                     os.utime(entry.folder / MANIFEST)
                 return engine
         return None
+
+    def peek(self, key: EngineKey) -> Manifest | None:
+        """What is known of the engine that :meth:`find` would most likely give, without reading its plan.
+
+        For planning; the plan's bytes are not held against their hash.
+
+        Raises:
+            FailedPreconditionError: The cache cannot be read.
+        """
+        return next((entry.manifest for entry in self._candidates(key)), None)
+
+    def _candidates(self, key: EngineKey) -> list[Entry]:
+        """Engines that serve a key, the best first."""
+        candidates = [
+            entry
+            for entry in self.entries()
+            if entry.manifest is not None and not entry.fault and entry.manifest.key.serves(key)
+        ]
+        return sorted(
+            candidates, key=lambda entry: (entry.passed, not entry.failed, _created(entry)), reverse=True
+        )
 
     def verify(self) -> list[tuple[Entry, str]]:
         """Every engine with what is wrong with it, its plan read and hashed; an empty text if nothing is."""
@@ -177,14 +193,14 @@ class EngineStore:
         with self._writing(f"for the engine's {format_size(len(plan.data))}"):
             try:
                 unfinished.mkdir()
-                _write(unfinished / PLAN, plan.data)
-                _write(unfinished / MANIFEST, manifest.to_bytes())
-                _sync(unfinished)
+                write_file(unfinished / PLAN, plan.data)
+                write_file(unfinished / MANIFEST, manifest.to_bytes())
+                sync_folder(unfinished)
                 unfinished.rename(folder)
             except BaseException:
                 shutil.rmtree(unfinished, ignore_errors=True)
                 raise
-            _sync(self.folder)
+            sync_folder(self.folder)
         return StoredEngine(folder, manifest, bytes(plan.data), None)
 
     def record_check(self, engine: StoredEngine, figures: Mapping[str, Any], *, passed: bool) -> None:
@@ -203,45 +219,20 @@ class EngineStore:
         with self._writing():
             fresh = engine.folder / f".{CHECK}.{secrets.token_hex(4)}"
             try:
-                _write(fresh, content)
+                write_file(fresh, content)
                 fresh.replace(engine.folder / CHECK)
             except FileNotFoundError:
                 return  # another process made room; what this one has loaded it can still use
             except BaseException:
                 fresh.unlink(missing_ok=True)
                 raise
-            _sync(engine.folder)
+            sync_folder(engine.folder)
             if passed:
                 with locked(self.folder / _LOCKS / _STORE_LOCK):
                     for entry in self.entries():
                         same = entry.manifest is not None and entry.manifest.key == engine.manifest.key
                         if same and entry.folder != engine.folder:
                             _remove(entry.folder)
-
-    def timing_cache(self, key: EngineKey) -> bytes | None:
-        """What earlier builds with this TensorRT, driver and GPU timed; None before the first.
-
-        It is TensorRT's own format and TensorRT refuses one that it did not write, so it needs no hash.
-        """
-        try:
-            return self._timing_cache_of(key).read_bytes()
-        except OSError:
-            return None
-
-    def keep_timing_cache(self, key: EngineKey, data: bytes) -> None:
-        """Keep timings for the next build; without room for them the next build times again."""
-        path = self._timing_cache_of(key)
-        fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-        try:
-            path.parent.mkdir(exist_ok=True)
-            _write(fresh, data)
-            fresh.replace(path)
-        except OSError:
-            fresh.unlink(missing_ok=True)
-
-    def _timing_cache_of(self, key: EngineKey) -> Path:
-        text = f"{key.tensorrt}\n{key.driver}\n{key.targets}"
-        return self.folder / _TIMINGS / hashlib.sha256(text.encode()).hexdigest()[:32]
 
     # -- removing
 
@@ -347,22 +338,6 @@ def _remove_surplus(entries: list[Entry], limit: int, stays: set[Path | None]) -
             _remove(entry.folder)
             total -= entry.nbytes
             yield entry
-
-
-def _write(path: Path, data: bytes | memoryview) -> None:
-    """Write a file and wait until the disk has it."""
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove(folder: Path) -> None:

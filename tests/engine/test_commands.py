@@ -11,8 +11,10 @@ from tensorrt_case import tensorrt_rtx
 
 from edged.cli.exit_codes import ExitCode
 from edged.cli.main import main
+from edged.config import ModelConfig
 from edged.engine import provision, targets
 from edged.engine.entries import PLAN
+from edged.engine.store import EngineStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +53,13 @@ def test_an_engine_from_the_command_line_to_its_removal(edgectl: Edgectl, tmp_pa
     assert engine["key"]["targets"] == "sm86 sm89"
     assert engine["key"]["driver"] == "none"
     assert engine["activation_bytes"]["prefill"] > 0
+
+    config = ModelConfig("model", model, dtype="bfloat16", executor="tensorrt", device="cuda")
+    store = EngineStore(tmp_path / "cache" / "engines")
+    manifest = provision.peek_model(config, store, targets=("sm86",))
+    assert manifest is not None
+    assert manifest.context_bytes == engine["activation_bytes"]["prefill"]
+    assert provision.peek_model(config, store, targets=("sm120",)) is None
 
     # A part of it is there already.
     code, out, _ = edgectl("build", model, "--target", "sm89")

@@ -26,6 +26,7 @@ from edged.engine.entries import CHECK, MANIFEST, PLAN
 from edged.engine.key import NO_DRIVER, EngineKey
 from edged.engine.manifest import DamagedError, Manifest
 from edged.engine.store import EngineStore, default_folder
+from edged.engine.timings import TimingCaches
 from edged.errors import CancelledError, EdgedError, FailedPreconditionError, ResourceExhaustedError
 
 if TYPE_CHECKING:
@@ -91,6 +92,18 @@ def test_what_is_stored_is_found_byte_for_byte(tmp_path: Path) -> None:
     assert found.manifest == published.manifest
     assert found.manifest.context_bytes == 70
     assert not list(store.folder.glob(".building-*"))
+
+
+def test_peeking_tells_what_finding_would_and_leaves_no_trace(tmp_path: Path) -> None:
+    store = EngineStore(tmp_path)
+    assert store.peek(KEY) is None
+    engine = stored(store)
+    os.utime(engine.folder / MANIFEST, (1000, 1000))
+    assert store.peek(KEY) == engine.manifest
+    assert store.peek(other_key(graph="x")) is None
+    assert store.entries()[0].used == 1000
+    assert store.find(KEY) is not None
+    assert store.entries()[0].used > 1000
 
 
 @pytest.mark.parametrize(
@@ -487,3 +500,15 @@ def test_the_default_folder_follows_the_environment(monkeypatch: pytest.MonkeyPa
     assert default_folder() == Path("/var/cache/edged/engines")
     monkeypatch.setenv("EDGED_CACHE", "/mine")
     assert default_folder() == Path("/mine/engines")
+
+
+def test_timings_are_kept_for_one_tensorrt_driver_and_gpu(tmp_path: Path) -> None:
+    timings = TimingCaches(tmp_path)
+    assert timings.read(KEY) is None
+    timings.keep(KEY, b"one")
+    timings.keep(KEY, b"two")
+    assert timings.read(other_key(graph="x")) == b"two"
+    for change in ({"driver": "12.6"}, {"targets": "sm87"}, {"tensorrt": "tensorrt 10.3.0"}):
+        assert timings.read(other_key(**change)) is None
+    assert len(list((tmp_path / "timings").iterdir())) == 1
+    TimingCaches(Path("/sys/edged")).keep(KEY, b"nowhere")
