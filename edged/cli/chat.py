@@ -187,12 +187,16 @@ class Conversation:
         self.messages.append({"role": "assistant", "content": "".join(pieces)})
 
     def _answer(self, messages: list[dict[str, str]], pieces: list[str]) -> None:
-        for event in self._client.generate(messages, timeout=self._timeout, **self._options):
-            text = getattr(event, "text", "")
-            if text:
-                pieces.append(text)
-                write_text(text)
-            if isinstance(event, Finished):
-                write_text("\n")
-                if self._stats:
-                    note(describe_finish(event))
+        generation = self._client.generate(messages, timeout=self._timeout, **self._options)
+        try:
+            for event in generation:
+                text = getattr(event, "text", "")
+                if text:
+                    pieces.append(text)
+                    write_text(text)
+                if isinstance(event, Finished):
+                    write_text("\n")
+                    if self._stats:
+                        note(describe_finish(event))
+        finally:
+            generation.cancel()  # Ctrl-C may come while text is written, outside of the iterator

@@ -125,6 +125,8 @@ def collect(generation: Generation, *, show: bool) -> Answer:
         if last != "\n":
             write_text("\n")
         raise
+    finally:
+        generation.cancel()  # Ctrl-C may come while text is written, outside of the iterator
     return builder.build()
 
 

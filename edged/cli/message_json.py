@@ -18,9 +18,9 @@ def as_object(message: Message) -> dict[str, Any]:
 
 
 def _value(value: Any, field: Any) -> Any:  # noqa: ANN401 - descriptors have one class in C and one in Python
-    if isinstance(value, (str, int, float, bool)) or not hasattr(value, "__iter__"):
+    if isinstance(value, (str, bytes, int, float)) or hasattr(value, "DESCRIPTOR"):
         return _single(value, field)
-    return [_single(item, field) for item in value]
+    return [_single(item, field) for item in value]  # the containers of repeated fields have no common class
 
 
 def _single(value: Any, field: Any) -> Any:  # noqa: ANN401 - as above

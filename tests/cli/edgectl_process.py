@@ -33,6 +33,7 @@ class Terminal:
     def __init__(self, *arguments, **environment):
         self.master, slave = pty.openpty()
         self.text = ""
+        self.matched = 0
         # setsid makes the terminal the controlling one, so that Ctrl-C reaches the process.
         self.process = subprocess.Popen(
             ["setsid", "--ctty", *COMMAND, *map(str, arguments)],
@@ -55,10 +56,10 @@ class Terminal:
     def type(self, text):
         os.write(self.master, text.encode())
 
-    def expect(self, text, timeout=60.0):
-        """Read until ``text`` appears after what was read before; return what came with it."""
+    def expect(self, text, timeout=120.0):
+        """Read until ``text`` appears behind the last match; return what lies between, ``text`` included."""
         end = time.monotonic() + timeout
-        begin = len(self.text)
+        begin = self.matched
         while text not in self.text[begin:]:
             if not select.select([self.master], [], [], max(0.0, end - time.monotonic()))[0]:
                 raise AssertionError(f"no {text!r} in {self.text[begin:]!r}")
@@ -67,7 +68,8 @@ class Terminal:
             except OSError:
                 raise AssertionError(f"ended without {text!r}: {self.text[begin:]!r}") from None
             self.text += data.decode(errors="replace")
-        return self.text[begin:]
+        self.matched = self.text.index(text, begin) + len(text)
+        return self.text[begin : self.matched]
 
     def end(self, timeout=60.0):
         """Read to the end; return the exit status."""
@@ -80,3 +82,14 @@ class Terminal:
                 break
             self.text += data.decode(errors="replace")
         return self.process.wait(timeout)
+
+
+def wait_idle(client):
+    """The daemon runs no request and every page is free again."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        model = client.status().models[0]
+        if model.running == model.waiting == 0 and model.pages_free == model.pages:
+            return
+        time.sleep(0.05)
+    raise AssertionError(client.status())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from edgectl_process import COMMAND, Terminal, clean_environment
+from edgectl_process import COMMAND, Terminal, clean_environment, wait_idle
 
 from edged.cli.exit_codes import ExitCode
 from edged.cli.terminal import visible
@@ -27,7 +27,7 @@ def test_control_characters_become_visible():
 
 
 def test_a_conversation(daemon):
-    arguments = ["chat", "--address", daemon.address, "--max-tokens", "24", "--temperature", "0"]
+    arguments = ["chat", "--address", daemon.address, "--max-tokens", "8", "--temperature", "0"]
     with Terminal(*arguments) as terminal:
         terminal.expect("/help shows the commands")
         terminal.expect("> ")
@@ -71,7 +71,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(daemon, client):
         terminal.expect("> ")
         terminal.type("\x04")
         assert terminal.end() == 0
-    assert client.status().models[0].running == 0
+    wait_idle(client)
 
 
 def test_a_refused_message_does_not_end_the_conversation(daemon):
@@ -88,11 +88,11 @@ def test_a_refused_message_does_not_end_the_conversation(daemon):
 
 def test_lines_of_a_pipe_are_messages(edgectl, daemon, client):
     first = [{"role": "user", "content": "Say hello."}]
-    answer = client.generate(first, temperature=0.0, max_tokens=8).answer().text
+    answer = client.generate(first, temperature=0.0, max_tokens=4).answer().text
     second = [*first, {"role": "assistant", "content": answer}, {"role": "user", "content": "Say\nbye."}]
-    answers = [answer, client.generate(second, temperature=0.0, max_tokens=8).answer().text]
+    answers = [answer, client.generate(second, temperature=0.0, max_tokens=4).answer().text]
     result = edgectl(
-        "chat", "-n", "8", "-t", "0", "--address", daemon.address, stdin=b"Say hello.\n\nSay\\\nbye.\n"
+        "chat", "-n", "4", "-t", "0", "--address", daemon.address, stdin=b"Say hello.\n\nSay\\\nbye.\n"
     )
     assert result.code == 0
     assert result.out == "".join(f"{text}\n" for text in answers)
@@ -123,7 +123,7 @@ def test_the_wait_is_shown(tmp_path):
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_a_terminal_that_lacks_characters(daemon, encoding):
     done = subprocess.run(
-        [*COMMAND, "generate", "从前有一个机器人", "-n", "8", "-t", "0", "--address", daemon.address],
+        [*COMMAND, "generate", "从前有一个机器人", "-n", "4", "-t", "0", "--address", daemon.address],
         capture_output=True,
         env=clean_environment(PYTHONIOENCODING=encoding),
         timeout=60,
