@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from edged.cli.options import checked_address
 from edged.client import Client
 from edged.errors import DeadlineError, EdgedError, InvalidArgumentError, UnavailableError
 from edged.v1 import control_pb2
@@ -24,11 +25,8 @@ def connect(address: str | None) -> Client:
     Raises:
         typer.BadParameter: The address is malformed.
     """
-    if address == "":
-        raise typer.BadParameter(
-            "the address is empty; write unix:PATH or HOST:PORT, or leave --address out",
-            param_hint="'--address'",
-        )
+    if address is not None:
+        checked_address(address)
     try:
         return Client(address)
     except InvalidArgumentError as error:

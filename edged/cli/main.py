@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from edged import __version__
 from edged.cli.exit_codes import EPILOG, ExitCode, exit_code_of
+from edged.cli.options import AddressOption, checked_address
 from edged.cli.terminal import detach_stdout, prepare_streams, say_error
 from edged.errors import EdgedError
 
@@ -69,6 +70,8 @@ class LazyGroup(TyperGroup):
             return super().invoke(ctx)
         except BrokenPipeError as error:
             raise PipeClosedError from error
+        except KeyboardInterrupt:
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 - Click's context
         """Every command, in the order of the help."""
@@ -110,6 +113,8 @@ def _print_version(wanted: bool) -> None:
 @app.callback(invoke_without_command=True)
 def edgectl(
     context: typer.Context,
+    *,
+    address: AddressOption = None,
     _version: Annotated[
         bool,
         typer.Option(
@@ -123,6 +128,9 @@ def edgectl(
     ] = False,
 ) -> None:
     """Ask, watch and prepare edged, the daemon that serves language models inside a fixed memory budget."""
+    if address is not None:
+        # The command reads it as its own --address's default; --address behind the command still wins.
+        os.environ["EDGED_ADDRESS"] = checked_address(address)
     if context.invoked_subcommand is None:
         sys.stdout.write(context.get_help() + "\n")
 

@@ -29,6 +29,20 @@ def duration(text: str | float) -> float:
         raise typer.BadParameter(f"{text!r} is no duration; write {error}") from None
 
 
+def checked_address(text: str) -> str:
+    """The address, which is not empty.
+
+    Raises:
+        typer.BadParameter: It is: a variable of a script that was not set must not mean the default daemon.
+    """
+    if not text:
+        raise typer.BadParameter(
+            "the address is empty; write unix:PATH or HOST:PORT, or leave --address out",
+            param_hint="'--address'",
+        )
+    return text
+
+
 AddressOption = Annotated[
     str | None,
     typer.Option(

@@ -48,7 +48,8 @@ def edgectl_here(tmp_path, monkeypatch, capsys):
     """As ``edgectl``, without a process of its own, for tables of many cases."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.delenv("EDGED_ADDRESS", raising=False)
+    # Set first, so that what edgectl itself puts there is taken back after the test.
+    monkeypatch.setenv("EDGED_ADDRESS", "")
 
     def run(*arguments):
         code = main([str(argument) for argument in arguments])
