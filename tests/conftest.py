@@ -5,10 +5,14 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib.metadata
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 pytest_plugins = ["fixtures.daemon"]
 
@@ -34,29 +38,45 @@ def demo_gguf() -> Path:
     return demo_gguf()
 
 
-@pytest.fixture(scope="session")
-def demo_model(demo_gguf: Path) -> Path:
-    """The demo model's folder, fp32; kept in .cache/ between runs until the importer changes."""
-    from edged.checkpoint.gguf_import import import_gguf
-
+def _cached(name: str, key: str, make: Callable[[Path], None]) -> Path:
+    """A folder in .cache/ that ``make`` writes anew when ``key`` changes; also for test runs side by side."""
     cache = ROOT / ".cache"
     cache.mkdir(exist_ok=True)
-    folder, stamp = cache / "demo-model", cache / "demo-model.key"
-    key = _import_key(demo_gguf)
-    with (cache / "demo-model.lock").open("w") as lock:
+    folder, stamp = cache / name, cache / f"{name}.key"
+    with (cache / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder.is_dir() and stamp.exists() and stamp.read_text() == key):
             stamp.unlink(missing_ok=True)
-            import_gguf(demo_gguf, folder, overwrite=True)
+            make(folder)
             stamp.write_text(key)
     return folder
 
 
 @pytest.fixture(scope="session")
+def demo_model(demo_gguf: Path) -> Path:
+    """The demo model's folder, fp32; kept between runs until the importer changes."""
+    from edged.checkpoint.gguf_import import import_gguf
+
+    key = _import_key(demo_gguf)
+    return _cached("demo-model", key, lambda folder: import_gguf(demo_gguf, folder, overwrite=True))
+
+
+@pytest.fixture(scope="session")
 def demo_reference(demo_gguf: Path) -> Any:
-    """The demo model in fp32 as transformers reads it from the same GGUF file."""
+    """The demo model in fp32 as transformers reads it from the same GGUF file (which takes it long, so only once)."""
     import torch
     import transformers
 
     loader: Any = transformers.AutoModelForCausalLM
-    return loader.from_pretrained(demo_gguf.parent, gguf_file=demo_gguf.name, dtype=torch.float32).eval()
+
+    def convert(folder: Path) -> None:
+        read = loader.from_pretrained(demo_gguf.parent, gguf_file=demo_gguf.name, dtype=torch.float32)
+        # A copy without the mark of its origin, with which it could not be saved.
+        del read.config.quantization_config
+        copy = loader.from_config(read.config, dtype=torch.float32)
+        copy.load_state_dict(read.state_dict())
+        shutil.rmtree(folder, ignore_errors=True)
+        copy.save_pretrained(folder)
+
+    key = f"transformers {transformers.__version__} {demo_gguf.name} {demo_gguf.stat().st_mtime_ns}"
+    return loader.from_pretrained(_cached("demo-reference", key, convert), dtype=torch.float32).eval()
