@@ -44,6 +44,13 @@ struct F16 {
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
             : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
     }
+    // d[16x8] = a[16x16] b[16x8]
+    static __device__ __forceinline__ void mma_first(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            "{%10,%10,%10,%10};"
+            : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
+    }
 };
 
 // bfloat16
@@ -62,6 +69,13 @@ struct BF16 {
             "{%0,%1,%2,%3};"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
             : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    }
+    // d[16x8] = a[16x16] b[16x8]
+    static __device__ __forceinline__ void mma_first(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            "{%10,%10,%10,%10};"
+            : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
     }
 };
 
@@ -133,8 +147,11 @@ __device__ __forceinline__ u32 swizzled(int row, int piece) {
 
 // ---------------------------------------------------------------- programmatic dependent launch (sm_90)
 
-// Waits until the launches this one depends on have completed and their writes are visible. A launch that was
-// not made as a programmatic dependent one passes at once.
+// A kernel that calls these begins with both, in this order (or reads what two launches before it wrote, and then
+// calls both): so when a kernel starts early, all but the one launch before it has been completed.
+
+// Waits until the launch before this one has completed and its writes are visible. A launch that was not made as
+// a programmatic dependent one passes at once.
 __device__ __forceinline__ void wait_for_dependencies() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -182,6 +199,26 @@ struct Batch {
 
     __device__ __forceinline__ const i32* table(int sequence) const {
         return page_tables + (i64)sequence * max_pages;
+    }
+
+    // The same, with what is known of the sequence, in one round of loads.
+    __device__ __forceinline__ int sequence_of(int token, int& start, int& count, int& length) const {
+        for (int first = 0; first < sequences; first += 32) {
+            int index = first + (int)(threadIdx.x & 31);
+            bool exists = index < sequences;
+            int from = exists ? sequence_starts[index] : 0;
+            int to = exists ? sequence_starts[index + 1] : 0;
+            int stored = exists ? lengths[index] : 0;
+            u32 holds = __ballot_sync(kFull, exists && from <= token && token < to);
+            if (holds != 0) {
+                int lane = __ffs((int)holds) - 1;
+                start = __shfl_sync(kFull, from, lane);
+                count = __shfl_sync(kFull, to, lane) - start;
+                length = __shfl_sync(kFull, stored, lane);
+                return first + lane;
+            }
+        }
+        return -1;
     }
 
     // The sequence that row `token` belongs to, or -1 for padding. All lanes of a warp must call it together.

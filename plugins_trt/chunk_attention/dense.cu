@@ -27,10 +27,19 @@ struct DenseArguments {
     i32 unused;
 };
 
+// What a block knows of its tile, in shared memory rather than in registers, of which the loop leaves none.
+struct DenseTile {
+    Tile tile;
+    const i32* table;   // of the sequence's pages
+    const u16* keys;    // of the KV head, in page 0
+    const u16* values;
+};
+
 // Rows of a tile: row r is token r / group, head r % group of the KV head's.
 template <typename E, int kDim, bool kSplit>
 __device__ __forceinline__ void dense_chunk(const DenseArguments& args) {
     extern __shared__ __align__(128) unsigned char memory[];
+    __shared__ DenseTile kept;
     constexpr u32 kTileBytes = kPage * kDim * 2;
     const u32 q_tile = shared_address(memory);
     const u32 kv_tiles = q_tile + kRows * kDim * 2;  // keys and values of a page, twice
@@ -39,8 +48,14 @@ __device__ __forceinline__ void dense_chunk(const DenseArguments& args) {
     const int head = (int)blockIdx.y, group = args.heads / args.kv_heads;
     const int tokens = kRows / group;
     // Later tiles have more to do: they go first.
-    const Tile tile = find_tile(args.batch, (int)(gridDim.x - 1 - blockIdx.x), tokens);
+    Tile tile = find_tile(args.batch, (int)(gridDim.x - 1 - blockIdx.x), tokens);
     if (tile.count == 0) return;
+    if (thread == 0) {
+        kept.tile = tile;
+        kept.table = args.batch.table(max_int(0, tile.sequence));
+        kept.keys = args.keys.base + (i64)head * args.keys.head_stride;
+        kept.values = args.values.base + (i64)head * args.values.head_stride;
+    }
     if (tile.sequence < 0) {
         if (blockIdx.z == 0)
             zero_rows<kDim>(args.out, args.out_stride, tile.first, tile.count, head, group, thread, kThreads);
@@ -59,15 +74,11 @@ __device__ __forceinline__ void dense_chunk(const DenseArguments& args) {
         end = min_int(end, block + share);
     }
 
-    const int* table = args.batch.table(tile.sequence);
-    const i64 head_offset_k = (i64)head * args.keys.head_stride, head_offset_v = (i64)head * args.values.head_stride;
     auto load_page = [&](int index, int page, int stage) {
         u32 destination = kv_tiles + (u32)stage * 2 * kTileBytes;
-        int valid = tile.stored - index * kPage;
-        copy_rows<kDim, kPage, kThreads>(destination, args.keys.base + page * args.keys.page_stride + head_offset_k,
-                                         valid, thread);
-        copy_rows<kDim, kPage, kThreads>(destination + kTileBytes,
-                                         args.values.base + page * args.values.page_stride + head_offset_v, valid,
+        int valid = kept.tile.stored - index * kPage;
+        copy_rows<kDim, kPage, kThreads>(destination, kept.keys + page * args.keys.page_stride, valid, thread);
+        copy_rows<kDim, kPage, kThreads>(destination + kTileBytes, kept.values + page * args.values.page_stride, valid,
                                          thread);
     };
 
@@ -82,6 +93,8 @@ __device__ __forceinline__ void dense_chunk(const DenseArguments& args) {
             for (int i = 0; i < 4; ++i) o[m][n][i] = 0.0f;
     }
 
+    __syncthreads();
+    const int whole = (first_position + 1) / kPage;  // pages that every row sees all of
     if (block < end) {
         {  // queries
             constexpr int kPieces = kDim / 8;
@@ -96,19 +109,9 @@ __device__ __forceinline__ void dense_chunk(const DenseArguments& args) {
                 copy_async(q_tile + swizzled<kDim>(row, piece), source, inside);
             }
         }
-        load_page(block, table[block], 0);
+        load_page(block, kept.table[block], 0);
         copy_commit();
-        int next_page = block + 1 < end ? table[block + 1] : 0;
-
-        // The last key that each of this thread's four rows sees.
-        int limit[2][2];
-#pragma unroll
-        for (int m = 0; m < 2; ++m)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                int token = (warp * 32 + m * 16 + half * 8 + (lane >> 2)) / group;
-                limit[m][half] = first_position + min_int(token, tile.count - 1);
-            }
+        int next_page = block + 1 < end ? kept.table[block + 1] : 0;
 
         for (int stage = 0; block < end; ++block, stage ^= 1) {
             copy_wait<0>();
@@ -116,17 +119,11 @@ __device__ __forceinline__ void dense_chunk(const DenseArguments& args) {
             if (block + 1 < end) {
                 load_page(block + 1, next_page, stage ^ 1);
                 copy_commit();
-                next_page = block + 2 < end ? table[block + 2] : 0;
+                next_page = block + 2 < end ? kept.table[block + 2] : 0;
             }
             const u32 keys = kv_tiles + (u32)stage * 2 * kTileBytes;
 
             float s[2][8][4];
-#pragma unroll
-            for (int m = 0; m < 2; ++m)
-#pragma unroll
-                for (int n = 0; n < 8; ++n)
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) s[m][n][i] = 0.0f;
 #pragma unroll
             for (int step = 0; step < kDim / 16; ++step) {
                 u32 a[2][4];
@@ -138,20 +135,31 @@ __device__ __forceinline__ void dense_chunk(const DenseArguments& args) {
                     load_columns<kDim>(b, keys, n * 16, step);
 #pragma unroll
                     for (int m = 0; m < 2; ++m) {
-                        E::mma(s[m][n * 2], a[m][0], a[m][1], a[m][2], a[m][3], b[0], b[1]);
-                        E::mma(s[m][n * 2 + 1], a[m][0], a[m][1], a[m][2], a[m][3], b[2], b[3]);
+                        if (step == 0) {
+                            E::mma_first(s[m][n * 2], a[m][0], a[m][1], a[m][2], a[m][3], b[0], b[1]);
+                            E::mma_first(s[m][n * 2 + 1], a[m][0], a[m][1], a[m][2], a[m][3], b[2], b[3]);
+                        } else {
+                            E::mma(s[m][n * 2], a[m][0], a[m][1], a[m][2], a[m][3], b[0], b[1]);
+                            E::mma(s[m][n * 2 + 1], a[m][0], a[m][1], a[m][2], a[m][3], b[2], b[3]);
+                        }
                     }
                 }
             }
-            if (block * kPage + kPage - 1 > first_position) {
-                const int key = block * kPage + (lane & 3) * 2;
+            if (block >= whole) {
+                const int lane = lane_anew();
+                const int key = block * kPage + (lane & 3) * 2 - args.batch.positions[kept.tile.first];
 #pragma unroll
                 for (int m = 0; m < 2; ++m)
 #pragma unroll
-                    for (int n = 0; n < 8; ++n)
+                    for (int half = 0; half < 2; ++half) {
+                        const int token = (warp * 32 + m * 16 + half * 8 + (lane >> 2)) / group;
+                        const int last = min_int(token, kept.tile.count - 1) - key;
 #pragma unroll
-                        for (int i = 0; i < 4; ++i)
-                            if (key + n * 8 + (i & 1) > limit[m][i >> 1]) s[m][n][i] = -kInfinity;
+                        for (int n = 0; n < 8; ++n)
+#pragma unroll
+                            for (int i = 0; i < 2; ++i)
+                                if (n * 8 + i > last) s[m][n][half * 2 + i] = -kInfinity;
+                    }
             }
             u32 p[2][8][2];
 #pragma unroll
@@ -173,7 +181,8 @@ __device__ __forceinline__ void dense_chunk(const DenseArguments& args) {
         }
     }
 
-    const int dense_count = min_int(tile.count, args.dense_below - 1 - first_position);
+    tile = kept.tile;
+    const int dense_count = min_int(tile.count, args.dense_below - 1 - args.batch.positions[tile.first]);
 #pragma unroll
     for (int m = 0; m < 2; ++m) softmax[m].finish();
     if (kSplit) {

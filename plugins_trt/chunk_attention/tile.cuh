@@ -52,6 +52,13 @@ __device__ __forceinline__ Tile find_tile(const Batch& batch, int index, int tok
     return tile;
 }
 
+// The lane's number, read anew: nothing of it is kept in registers from one use to the next.
+__device__ __forceinline__ int lane_anew() {
+    int lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+
 // Writes zeros to the rows of `count` tokens for the heads of one KV head.
 template <int kDim>
 __device__ __forceinline__ void zero_rows(u16* out, i64 token_stride, int first, int count, int head, int group,
@@ -71,18 +78,16 @@ __device__ __forceinline__ void copy_rows(u32 tile, const u16* rows, int valid, 
     constexpr int kStep = kThreads / kPieces;
     static_assert(kThreads % kPieces == 0 && kRows % kStep == 0, "each thread copies whole pieces");
     const int piece = thread % kPieces, first = thread / kPieces;
+    const u16* mine = rows + (u32)(first * kDim + piece * 8);
     if (valid >= kRows) {
 #pragma unroll
-        for (int i = 0; i < kRows / kStep; ++i) {
-            int row = first + i * kStep;
-            copy_async(tile + swizzled<kDim>(row, piece), rows + row * kDim + piece * 8);
-        }
+        for (int i = 0; i < kRows / kStep; ++i)
+            copy_async(tile + swizzled<kDim>(first + i * kStep, piece), mine + i * kStep * kDim);
     } else {
 #pragma unroll
         for (int i = 0; i < kRows / kStep; ++i) {
-            int row = first + i * kStep;
-            bool inside = row < valid;
-            copy_async(tile + swizzled<kDim>(row, piece), rows + (inside ? row * kDim : 0) + piece * 8, inside);
+            bool inside = first + i * kStep < valid;
+            copy_async(tile + swizzled<kDim>(first + i * kStep, piece), inside ? mine + i * kStep * kDim : rows, inside);
         }
     }
 }

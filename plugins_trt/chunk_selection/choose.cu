@@ -1,9 +1,11 @@
 // Third pass of block selection: the best blocks of every (token, KV head), as a bitmap.
 //
-// The threshold is found bit by bit: scores are not negative, so their bits order as they do. Nothing is sorted.
+// The threshold is found by halving the range of the scores: they are not negative, so their bits order as they do.
+// Nothing is sorted.
 #include "chunk_selection/keys.cuh"
 
 constexpr int kChooseThreads = 128;
+constexpr int kAllTies = 0x7fffffff;
 
 // Sum of `value` over the block. `scratch`: two rows of a word a warp, used in turn.
 __device__ __forceinline__ int block_sum(int value, int* scratch, int& turn) {
@@ -16,6 +18,19 @@ __device__ __forceinline__ int block_sum(int value, int* scratch, int& turn) {
 #pragma unroll
     for (int i = 0; i < kChooseThreads / 32; ++i) sum += row[i];
     return sum;
+}
+
+// The smallest `value` of the block.
+__device__ __forceinline__ u32 block_min(u32 value, int* scratch, int& turn) {
+    value = __reduce_min_sync(kFull, value);
+    int* row = scratch + turn * (kChooseThreads / 32);
+    turn ^= 1;
+    if ((threadIdx.x & 31) == 0) row[threadIdx.x >> 5] = (int)value;
+    __syncthreads();
+    u32 least = 0xffffffffu;
+#pragma unroll
+    for (int i = 0; i < kChooseThreads / 32; ++i) least = min(least, (u32)row[i]);
+    return least;
 }
 
 // For tables of up to 128 kEach pages.
@@ -54,19 +69,31 @@ __device__ __forceinline__ void choose(const SelectionArguments& args) {
 
     int turn = 0;
     u32 least = 0xffffffffu;  // chosen: keys of at least this, but of those equal to it the first `tied` only
-    int tied = 0x7fffffff;
+    int tied = kAllTies;
     if (wanted > 0) {
-        least = 0;
+        u32 smallest = 0xffffffffu, largest = 0;
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+            smallest = min(smallest, key[i] - 1u);  // what is not compared wraps around
+            largest = max(largest, key[i]);
+        }
+        smallest = block_min(smallest, scratch, turn);
+        largest = ~block_min(~largest, scratch, turn);
+        // At least `wanted` keys are not below `least`, fewer are not below `above`.
+        least = smallest + 1u;
+        u32 above = largest + 1u;
         bool exact = false;
 #pragma unroll 1
-        for (int bit = 31; bit >= 0 && !exact; --bit) {
-            u32 candidate = least | 1u << bit;
+        while (!exact && above - least > 1) {
+            const u32 middle = least + (above - least) / 2;
             int count = 0;
 #pragma unroll
-            for (int i = 0; i < kEach; ++i) count += key[i] >= candidate;
+            for (int i = 0; i < kEach; ++i) count += key[i] >= middle;
             count = block_sum(count, scratch, turn);
-            if (count >= wanted) {
-                least = candidate;
+            if (count < wanted) {
+                above = middle;
+            } else {
+                least = middle;
                 exact = count == wanted;
             }
         }
@@ -77,7 +104,7 @@ __device__ __forceinline__ void choose(const SelectionArguments& args) {
             tied = wanted - block_sum(count, scratch, turn);
         }
     }
-    if (tied != 0x7fffffff) {  // ties go to the smaller index
+    if (tied != kAllTies) {  // ties go to the smaller index
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
             u32 equal = __ballot_sync(kFull, key[i] == least);
@@ -98,8 +125,8 @@ __device__ __forceinline__ void choose(const SelectionArguments& args) {
     for (int i = 0; i < kEach; ++i) {
         const int block = i * kChooseThreads + thread, w = i * (kChooseThreads / 32) + warp;
         bool forced = block <= own && (block < begin || block >= end);
-        u32 bits = __ballot_sync(kFull, forced || key[i] > least || (tied == 0x7fffffff && key[i] == least));
-        if (tied != 0x7fffffff) {
+        u32 bits = __ballot_sync(kFull, forced || key[i] > least || (tied == kAllTies && key[i] == least));
+        if (tied != kAllTies) {
             u32 equal = __ballot_sync(kFull, key[i] == least);
             int room = tied - ties[w];
             bool taken = (equal >> lane & 1u) && __popc(equal & ((1u << lane) - 1u)) < room;

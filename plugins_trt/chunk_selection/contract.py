@@ -27,6 +27,9 @@ MAX_PAGES = 8192
 TILE_TOKENS = 16
 """Neighbouring tokens of one sequence that a thread block takes."""
 
+SHARE_PAGES = 2048
+"""Pages that a thread block of the first pass takes at most."""
+
 _STAGE_PAGES = 16
 
 
@@ -120,6 +123,7 @@ class SelectionPlan:
             )
         full = max(1, ceil_div(tokens, TILE_TOKENS) * kv_heads)
         splits = max(1, min(8, 2 * multiprocessors // full, max_pages // _STAGE_PAGES))
+        splits = max(splits, ceil_div(max_pages, SHARE_PAGES))
         share = ceil_div(max_pages * full, 16 * multiprocessors)
         split_pages = min(512, max(32, ceil_div(share, _STAGE_PAGES) * _STAGE_PAGES))
         score_stride = ceil_div(max_pages, 8) * 8

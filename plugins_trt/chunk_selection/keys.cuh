@@ -1,16 +1,58 @@
 // The product of compressed keys and the queries of a chunk, for both passes of block selection.
 //
-// A block of eight warps takes 16 neighbouring tokens and one KV head; a warp holds the queries of two tokens in
-// registers and walks the compressed keys, 64 at a time, which the block shares. The rows of an MMA tile are
+// A block of eight warps takes neighbouring tokens and one KV head; a warp holds the queries of two of them in registers
+// and walks the compressed keys, 64 at a time, which the block shares. The rows of an MMA tile are
 // keys and its columns heads, so that the sum over heads is a sum over a quad of threads.
 #pragma once
 
 #include "chunk_attention/tile.cuh"
 
-constexpr int kTokens = 16;        // of a tile
-constexpr int kThreads = 256;      // eight warps of two tokens
-constexpr int kStageKeys = 64;     // compressed keys of a stage
+// Barriers in shared memory (mbarrier).
+__device__ __forceinline__ void barrier_start(u32 barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+    asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(barrier) : "memory");
+}
+// Arrives once this thread's copies so far have landed.
+__device__ __forceinline__ void barrier_arrive_copied(u32 barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(u32 barrier, int parity) {
+    u32 done;
+    do {
+#if __CUDA_ARCH__ >= 900
+        asm volatile(
+            "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+            : "=r"(done)
+            : "r"(barrier), "r"(parity)
+            : "memory");
+#else
+        asm volatile(
+            "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+            : "=r"(done)
+            : "r"(barrier), "r"(parity)
+            : "memory");
+#endif
+    } while (!done);
+}
+
+constexpr int kTokens = 16;     // of a tile
+constexpr int kThreads = 256;   // eight warps of two tokens
+constexpr int kStageKeys = 64;  // compressed keys of a stage
 constexpr int kStages = 4;
+// Thread blocks of a multiprocessor. Where it has 100 KiB of shared memory, only one fits.
+#if __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
+constexpr int kBlocks = 1;
+#else
+constexpr int kBlocks = 2;
+#endif
+// MMA tiles of a stage that are interleaved: as many as the registers of two blocks hold.
+#if __CUDA_ARCH__ >= 900
+constexpr int kUnroll = 4;
+#else
+constexpr int kUnroll = 1;
+#endif
 
 // Queries of a warp: fragments B of its two tokens, kTiles (1 for up to 8 heads, else 2) eight heads each.
 template <int kDim, int kTiles>
@@ -63,19 +105,24 @@ struct Stage {
         return (u32)(row * (kDim * 2) + ((piece ^ ((row / kSlots) & 7)) << 4));
     }
 
-    // `pages`: page numbers of the stage in shared memory, of which the first `count` exist.
-    static __device__ __forceinline__ void copy(u32 stage, const Pool& pool, int head, const int* pages, int count) {
-        constexpr int kPieces = kDim / 8;
+    // `pages`: where the keys of the stage's pages begin, in shared memory; the first `count` exist.
+    static __device__ __forceinline__ void copy(u32 stage, const u64* pages, int count) {
+        constexpr int kPieces = kDim / 8, kStep = kThreads / kPieces;
         const int piece = (int)threadIdx.x % kPieces, first = (int)threadIdx.x / kPieces;
+        const int inside = (first % kSlots * kDim + piece * 8) * 2;
 #pragma unroll
-        for (int i = 0; i < kStageKeys * kPieces / kThreads; ++i) {
-            int row = first + i * (kThreads / kPieces);
-            int index = row / kSlots;
-            bool inside = index < count;
-            const u16* source = pool.base;
-            if (inside) source = pool.row<kDim>(pages[index], head, row % kSlots) + piece * 8;
-            copy_async(stage + offset(row, piece), source, inside);
+        for (int i = 0; i < kStageKeys / kStep; ++i) {
+            const int page = (first + i * kStep) / kSlots;
+            const bool exists = page < count;
+            copy_async(stage + offset(first + i * kStep, piece),
+                       reinterpret_cast<const unsigned char*>(pages[exists ? page : 0]) + inside, exists);
         }
+    }
+
+    // Fills `pages` with the `count` pages that follow one another in `table`.
+    static __device__ __forceinline__ void find(u64* pages, const Pool& pool, int head, const int* table, int count) {
+        for (int i = (int)threadIdx.x; i < count; i += kThreads)
+            pages[i] = reinterpret_cast<u64>(pool.row<kDim>(table[i], head, 0));
     }
 
     // scores of tile `tile`: 16 keys x (2 tokens x 8 kTiles heads)
@@ -85,23 +132,57 @@ struct Stage {
         const int lane = (int)(threadIdx.x & 31), index = lane & 15;
         const int row = kSlots == 4 ? index * 4 + tile : tile * 16 + index;
 #pragma unroll
-        for (int n = 0; n < 2 * kTiles; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) s[n][i] = 0.0f;
-#pragma unroll
         for (int step = 0; step < kDim / 16; ++step) {
             u32 a[4];
             load_matrices(a, stage + offset(row, step * 2 + (lane >> 4)));
 #pragma unroll
             for (int n = 0; n < 2 * kTiles; ++n)
-                E::mma(s[n], a[0], a[1], a[2], a[3], q.b[step][n][0], q.b[step][n][1]);
+                if (step == 0)
+                    E::mma_first(s[n], a[0], a[1], a[2], a[3], q.b[step][n][0], q.b[step][n][1]);
+                else
+                    E::mma(s[n], a[0], a[1], a[2], a[3], q.b[step][n][0], q.b[step][n][1]);
         }
     }
 
-    // Whether the query at `position` sees the key of slot `slot` of page `page`: its last token is not after it.
+    // Whether the query at `position` (at least 31) sees the key of slot `slot` of page `page`: its last token is
+    // not after it.
     static __device__ __forceinline__ bool sees(int position, int page, int slot) {
-        int last = kSlots == 4 ? page * kPage + slot * 16 + 15 : page * kPage + 63;
-        return last <= position && (page | slot) != 0;
+        if (kSlots == 1) return page * kPage + 63 <= position;  // of pages from 1 on
+        return (u32)(page * kPage + slot * 16 - 16) <= (u32)(position - 31);  // not before key 0 either
+    }
+};
+
+// The stages of a block's ring, in the order they are used. Every thread copies a part of each stage; a warp waits
+// for a stage to be whole, not for the other warps: a stage is filled anew when all warps have left it, which two
+// stages later they mostly have.
+struct Ring {
+    static constexpr int kAhead = 2;  // stages between the one in use and the one being filled
+    u32 whole;                        // shared address of a barrier a stage: its parts have arrived
+    u32 empty;                        // likewise: the warps have left it
+
+    __device__ __forceinline__ void start(u64* barriers) {  // [2 kStages]
+        whole = shared_address(barriers);
+        empty = whole + kStages * 8;
+        if (threadIdx.x == 0)
+            for (int stage = 0; stage < kStages; ++stage) {
+                barrier_start(whole + stage * 8, kThreads);
+                barrier_start(empty + stage * 8, kThreads / 32);
+            }
+        __syncthreads();
+    }
+    // Before the parts of stage number `index` are copied.
+    __device__ __forceinline__ void wait_empty(int index) const {
+        if (index >= kStages) barrier_wait(empty + index % kStages * 8, (index / kStages - 1) & 1);
+    }
+    // After this thread's part was asked for.
+    __device__ __forceinline__ void fill(int index) const { barrier_arrive_copied(whole + index % kStages * 8); }
+    __device__ __forceinline__ void wait_whole(int index) const {
+        barrier_wait(whole + index % kStages * 8, index / kStages & 1);
+    }
+    // After the warp's last use of the stage.
+    __device__ __forceinline__ void leave(int index) const {
+        __syncwarp();
+        if ((threadIdx.x & 31) == 0) barrier_arrive(empty + index % kStages * 8);
     }
 };
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from plugins_trt.arena import Pool
 from plugins_trt.chunk_selection.contract import (
+    SHARE_PAGES,
     ChunkSelection,
     SelectionPlan,
     bitmap_words,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _FORMAT = Batch.FORMAT + 2 * Pool.FORMAT + "PPPPq" + 10 * "i" + "fi"
 _STAGES, _STAGE_KEYS = 4, 64
+_ADDRESS_BYTES = 8  # of a page's compressed keys, in shared memory
 _THREADS, _CHOOSE_THREADS = 256, 128
 _LOG2E = 1.4426950408889634
 
@@ -48,7 +50,7 @@ class ChunkSelector:
         self.multiprocessors = multiprocessors
         self.stage_bytes = _STAGES * _STAGE_KEYS * head_dim * 2
         layout = f"{KERNEL_DTYPES[dtype]}_{head_dim}_{8 if group <= 8 else 16}"
-        most = self.stage_bytes + 4 * 8192  # the longest table of pages
+        most = self.stage_bytes + _ADDRESS_BYTES * (SHARE_PAGES + _STAGE_KEYS)
         self._statistics = {
             lse: function(f"chunk_statistics_{keys}_{layout}", most).prepare(_FORMAT)
             for lse, keys in (("approximate", "coarse"), ("exact", "fine"))
@@ -85,7 +87,7 @@ class ChunkSelector:
             (_THREADS, 1, 1),
             stream,
             *packed,
-            shared_size=self.stage_bytes + 4 * min(share, args.batch.max_pages),
+            shared_size=self.stage_bytes + _ADDRESS_BYTES * min(share, args.batch.max_pages),
         )
 
     def enqueue_scores(
@@ -101,7 +103,7 @@ class ChunkSelector:
             (_THREADS, 1, 1),
             stream,
             *packed,
-            shared_size=self.stage_bytes + 4 * (plan.split_pages + _STAGE_KEYS // 4),
+            shared_size=self.stage_bytes + _ADDRESS_BYTES * (plan.split_pages + _STAGE_KEYS // 4),
         )
 
     def enqueue_choose(self, args: ChunkSelection, packed: tuple[float, ...], stream: Any) -> None:  # noqa: ANN401

@@ -5,36 +5,45 @@
 template <typename E, int kDim, int kTiles, int kSlots>
 __device__ __forceinline__ void statistics(const SelectionArguments& args) {
     extern __shared__ __align__(128) unsigned char memory[];
+    __shared__ u64 barriers[2 * kStages];
     using Keys = Stage<kDim, kSlots>;
-    const int thread = (int)threadIdx.x, warp = thread >> 5, lane = thread & 31;
+    const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
     const int head = (int)blockIdx.y, group = args.heads / args.kv_heads;
-    const Tile tile = find_tile(args.batch, (int)blockIdx.x, kTokens);
+    // Rather than in registers, of which the loop leaves none.
+    __shared__ Tile kept;
+    __shared__ int kept_pages;
+    Tile tile = find_tile(args.batch, (int)blockIdx.x, kTokens);
+    if (threadIdx.x == 0) kept = tile;  // the barriers of the queries' loading let the others see it
     if (tile.count == 0 || tile.sequence < 0) return;
     const int first_position = args.batch.positions[tile.first];
     const int last_position = first_position + tile.count - 1;
     if (!args.chooses(last_position)) return;
 
-    const int all = last_position / kPage + 1;  // pages
+    constexpr int kFirst = kSlots == 1 ? 1 : 0;  // page 0 has no coarse key
+    const int all = last_position / kPage + 1;    // pages
     const int share = ceil_div(ceil_div(all, Keys::kPages), args.splits) * Keys::kPages;
-    const int begin = min_int(all, (int)blockIdx.z * share), end = min_int(all, begin + share);
+    const int begin = min_int(all, kFirst + (int)blockIdx.z * share), end = min_int(all, begin + share);
     const int count = ceil_div(end - begin, Keys::kPages);  // stages; 0 leaves an empty share
-    int* pages = reinterpret_cast<int*>(memory + kStages * Keys::kBytes);
-    const int* table = args.batch.table(tile.sequence);
-    for (int i = thread; i < end - begin; i += kThreads) pages[i] = table[begin + i];
+    if (threadIdx.x == 0) kept_pages = end - begin;
+    u64* pages = reinterpret_cast<u64*>(memory + kStages * Keys::kBytes);
+    Keys::find(pages, kSlots == 4 ? args.fine : args.coarse, head, args.batch.table(tile.sequence) + begin, end - begin);
 
     Queries<kDim, kTiles> q;
     q.load(memory, args.q, args.q_stride, tile, head, group);
 
-    const Pool pool = kSlots == 4 ? args.fine : args.coarse;
     const u32 stages = shared_address(memory);
+    Ring ring;
+    ring.start(barriers);
     auto load_stage = [&](int index) {
-        if (index < count)
-            Keys::copy(stages + (u32)(index % kStages) * Keys::kBytes, pool, head, pages + index * Keys::kPages,
-                       end - begin - index * Keys::kPages);
-        copy_commit();
+        if (index < count) {
+            ring.wait_empty(index);
+            Keys::copy(stages + (u32)(index % kStages) * Keys::kBytes, pages + index * Keys::kPages,
+                       (kSlots == 1 ? kept_pages : end - begin) - index * Keys::kPages);
+            ring.fill(index);
+        }
     };
 #pragma unroll 1
-    for (int i = 0; i < kStages - 1; ++i) load_stage(i);
+    for (int i = 0; i < Ring::kAhead; ++i) load_stage(i);
 
     // Of this thread's heads (two of each eight) over the keys of its rows.
     float peak[2 * kTiles][2], sum[2 * kTiles][2];
@@ -43,28 +52,29 @@ __device__ __forceinline__ void statistics(const SelectionArguments& args) {
         peak[n][0] = peak[n][1] = -1e30f;
         sum[n][0] = sum[n][1] = 0.0f;
     }
-    const int tokens[2] = {first_position + warp * 2, first_position + warp * 2 + 1};
+
+    // Stages from `first_whole` on and before `end_whole` hold nothing but keys that every token sees.
+    const int first_whole = kSlots == 4 && begin == 0 ? 1 : 0;
+    const int end_whole = (first_position / kPage - begin) / Keys::kPages;
 
 #pragma unroll 1
     for (int index = 0; index < count; ++index) {
-        copy_wait<kStages - 2>();
-        __syncthreads();
-        load_stage(index + kStages - 1);
+        load_stage(index + Ring::kAhead);
+        ring.wait_whole(index);
         const u32 stage = stages + (u32)(index % kStages) * Keys::kBytes;
-        const int first_page = begin + index * Keys::kPages;
-        const bool partial = (first_page + Keys::kPages) * kPage > first_position || first_page == 0;
-#pragma unroll
+#pragma unroll(kUnroll >= 2 ? 2 : 1)
         for (int t = 0; t < 4; ++t) {
             float s[2 * kTiles][4];
             Keys::template multiply<E, kTiles>(s, stage, t, q);
-            if (partial) {
-                const int row = lane >> 2;
-                const int page = first_page + (kSlots == 4 ? row : t * 16 + row), slot = kSlots == 4 ? t : 0;
+            if (index < first_whole || index >= end_whole) {
+                const int position = args.batch.positions[kept.first] + warp * 2;
+                const int page = begin + index * Keys::kPages + (kSlots == 4 ? 0 : t * 16) + (lane >> 2);
 #pragma unroll
                 for (int n = 0; n < 2 * kTiles; ++n)
 #pragma unroll
                     for (int i = 0; i < 4; ++i)
-                        if (!Keys::sees(tokens[n / kTiles], page + (i >> 1) * 8, slot)) s[n][i] = -kInfinity;
+                        if (!Keys::sees(position + n / kTiles, page + (i >> 1) * 8, kSlots == 4 ? t : 0))
+                            s[n][i] = -kInfinity;
             }
 #pragma unroll
             for (int n = 0; n < 2 * kTiles; ++n)
@@ -78,9 +88,10 @@ __device__ __forceinline__ void statistics(const SelectionArguments& args) {
                     peak[n][j] = top;
                 }
         }
+        ring.leave(index);
     }
-    copy_wait<0>();
 
+    tile = kept;
 #pragma unroll
     for (int n = 0; n < 2 * kTiles; ++n)
 #pragma unroll
@@ -100,11 +111,11 @@ __device__ __forceinline__ void statistics(const SelectionArguments& args) {
 }
 
 #define STATISTICS_ONE(E, name, dim, heads, tiles)                                        \
-    extern "C" __global__ void __launch_bounds__(kThreads, 2)                             \
+    extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)                             \
         chunk_statistics_coarse_##name##_##dim##_##heads(const __grid_constant__ SelectionArguments args) { \
         statistics<E, dim, tiles, 1>(args);                                               \
     }                                                                                     \
-    extern "C" __global__ void __launch_bounds__(kThreads, 2)                             \
+    extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)                             \
         chunk_statistics_fine_##name##_##dim##_##heads(const __grid_constant__ SelectionArguments args) {   \
         statistics<E, dim, tiles, 4>(args);                                               \
     }
