@@ -31,6 +31,8 @@ HEAD_DIMS = (64, 128)
 MAX_GROUP = 16
 
 ELEMENT_BYTES = {
+    "uint8": 1,
+    "int8": 1,
     "float16": 2,
     "bfloat16": 2,
     "float32": 4,
@@ -134,6 +136,60 @@ def check_array(
         raise LaunchError(f"{name}: a null pointer")
     if array.pointer % alignment:
         raise LaunchError(f"{name}: pointer {array.pointer:#x}, must be a multiple of {alignment} bytes")
+
+
+def check_rows(name: str, array: DeviceArray, dtype: str, shape: Sequence[int | None]) -> int:
+    """Refuses an array whose rows (all dimensions but the first) have gaps; the rows may lie further apart.
+
+    That lets an operator read a part of a fused projection's output where it lies.
+
+    Returns:
+        Elements from a row to the next.
+
+    Raises:
+        LaunchError: naming the argument.
+    """
+    row = DeviceArray(
+        array.pointer, array.dtype, array.shape[1:], None if array.strides is None else array.strides[1:]
+    )
+    if len(array.shape) != len(shape) or (shape[0] is not None and array.shape[0] != shape[0]):
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise LaunchError(f"{name}: shape {array.shape}, must be ({wanted})")
+    check_array(name, row, dtype, shape[1:])
+    width = 1
+    for size in row.shape:
+        width *= size
+    stride = width if array.strides is None or array.shape[0] == 1 else array.strides[0]
+    if stride < width or stride % 8:
+        raise LaunchError(
+            f"{name}: rows {stride} elements apart, must be a multiple of 8 and at least {width}"
+        )
+    return stride
+
+
+def check_workspace(name: str, array: DeviceArray, needed: int) -> None:
+    """Refuses scratch memory of fewer than `needed` bytes.
+
+    Raises:
+        LaunchError: naming the argument.
+    """
+    size = ELEMENT_BYTES.get(array.dtype, 1)
+    for dimension in array.shape:
+        size *= dimension
+    if size < needed:
+        raise LaunchError(f"{name}: {size} bytes, this bucket needs {needed}")
+    if array.pointer == 0 or array.pointer % 16:
+        raise LaunchError(f"{name}: pointer {array.pointer:#x}, must be a multiple of 16 and not null")
+
+
+def ceil_div(a: int, b: int) -> int:
+    """The quotient rounded up."""
+    return -(-a // b)
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The next multiple that is at least `value`."""
+    return ceil_div(value, multiple) * multiple
 
 
 def check_at_least(name: str, value: int, least: int) -> None:
@@ -262,7 +318,7 @@ def check_batch_values(
             raise LaunchError(f"lengths: {length} of sequence {index}, must not be negative")
         if new == 0:
             continue
-        needed = -(-(length + new) // BLOCK)
+        needed = ceil_div(length + new, BLOCK)
         row = page_tables[index]
         if needed > len(row):
             raise LaunchError(

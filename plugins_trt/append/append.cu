@@ -1,0 +1,216 @@
+// Appends a step's keys and values to their pages, in one launch: optional q/k norm, RoPE (NeoX halves), keys and
+// values into pages, and every compressed key that the step completes.
+//
+// One warp takes one row of one token: a query head, a key head, a value head, or the fine or coarse compressed
+// key of one KV head that the token completes. A compressed key is the mean of keys *as stored*: those from before
+// the step are read from pages, those of the step are made again from the step's inputs, because the warps that
+// store them may not have run yet. Both give the same bits and are added in the order of positions, so nothing
+// depends on how a prompt was cut.
+//
+// In a tree no compressed key is written to pages: a node that completes one from its own path (its position is
+// 15 mod 16, or 63 mod 64) leaves it in `node_fine` / `node_coarse`, for the selection of itself and its
+// descendants. `commit` writes the accepted path's to the pages.
+#include "common.cuh"
+
+struct Append {
+    const u16* q;       // [T, heads, D], rows `q_stride` elements apart
+    const u16* k;       // [T, kv_heads, D], rows `k_stride` apart
+    const u16* v;       // [T, kv_heads, D], rows `v_stride` apart
+    u16* q_out;         // [T, heads, D]
+    const u16* q_norm;  // [D] or null
+    const u16* k_norm;  // [D] or null
+    const float* cosine;  // [max_positions, D / 2]
+    const float* sine;    // [max_positions, D / 2]
+    u16* node_fine;       // [T, kv_heads, D], trees only
+    u16* node_coarse;     // [T, kv_heads, D], trees only
+    i64 q_stride;
+    i64 k_stride;
+    i64 v_stride;
+    float epsilon;
+    i32 heads;
+    i32 kv_heads;
+    i32 unused;
+};
+
+constexpr int kWarps = 4;
+
+// A lane's share of a row: kPairs elements of the first half and those they are rotated with, of the second half.
+template <int kPairs>
+struct Share {
+    float first[kPairs];
+    float second[kPairs];
+};
+
+template <typename T, int kDim, int kPairs = kDim / 64>
+__device__ __forceinline__ Share<kPairs> load_share(const u16* row, int lane) {
+    Share<kPairs> share;
+    if constexpr (kPairs == 2) {
+        u32 a = *reinterpret_cast<const u32*>(row + 2 * lane);
+        u32 b = *reinterpret_cast<const u32*>(row + kDim / 2 + 2 * lane);
+        share.first[0] = T::low(a), share.first[1] = T::high(a);
+        share.second[0] = T::low(b), share.second[1] = T::high(b);
+    } else {
+        share.first[0] = T::unpack(row[lane]);
+        share.second[0] = T::unpack(row[kDim / 2 + lane]);
+    }
+    return share;
+}
+
+template <typename T, int kDim, int kPairs = kDim / 64>
+__device__ __forceinline__ void store_share(u16* row, const Share<kPairs>& share, int lane) {
+    if constexpr (kPairs == 2) {
+        *reinterpret_cast<u32*>(row + 2 * lane) = T::pack(share.first[0], share.first[1]);
+        *reinterpret_cast<u32*>(row + kDim / 2 + 2 * lane) = T::pack(share.second[0], share.second[1]);
+    } else {
+        row[lane] = T::round(share.first[0]);
+        row[kDim / 2 + lane] = T::round(share.second[0]);
+    }
+}
+
+// The norm (when `norm` is given) and the rotation to `position`, in fp32. The rounding of each step is spelled out:
+// were it left to the compiler to fuse, a key made again could differ from the stored one in its last bit.
+template <typename T, int kDim, int kPairs = kDim / 64>
+__device__ __forceinline__ Share<kPairs> rotate(
+    Share<kPairs> x, const u16* norm, const Append& args, int position, int lane) {
+    if (norm != nullptr) {
+        float squares = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) {
+            squares = __fmaf_rn(x.first[i], x.first[i], squares);
+            squares = __fmaf_rn(x.second[i], x.second[i], squares);
+        }
+        float factor = rsqrtf(__fmaf_rn(warp_sum(squares), 1.0f / kDim, args.epsilon));
+        Share<kPairs> weight = load_share<T, kDim>(norm, lane);
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) {
+            x.first[i] = __fmul_rn(__fmul_rn(x.first[i], factor), weight.first[i]);
+            x.second[i] = __fmul_rn(__fmul_rn(x.second[i], factor), weight.second[i]);
+        }
+    }
+    const float* cosine = args.cosine + (i64)position * (kDim / 2) + kPairs * lane;
+    const float* sine = args.sine + (i64)position * (kDim / 2) + kPairs * lane;
+    Share<kPairs> rotated;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+        rotated.first[i] = __fmaf_rn(x.first[i], cosine[i], -__fmul_rn(x.second[i], sine[i]));
+        rotated.second[i] = __fmaf_rn(x.second[i], cosine[i], __fmul_rn(x.first[i], sine[i]));
+    }
+    return rotated;
+}
+
+template <int kPairs>
+__device__ __forceinline__ void add(Share<kPairs>& sum, const Share<kPairs>& x) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+        sum.first[i] += x.first[i];
+        sum.second[i] += x.second[i];
+    }
+}
+
+// The mean of the `kKeys` keys that end with the one of row `token`, at `position`, in the order of positions.
+template <typename T, int kDim, int kKeys, int kPairs = kDim / 64>
+__device__ __forceinline__ Share<kPairs> mean_of_keys(
+    const Batch& batch, const Pool& keys, const Append& args, int sequence, int token, int position, int head, int lane) {
+    const i32* table = batch.table(sequence);
+    int length = batch.lengths[sequence];
+    int start = batch.sequence_starts[sequence];
+    Share<kPairs> sum = {};
+    int x = position - kKeys + 1;
+    int stored_end = min_int(length, position + 1);
+    while (x < stored_end) {  // one page at a time
+        int page_end = min_int(stored_end, (x / kPage + 1) * kPage);
+        const u16* row = keys.row<kDim>(table[x / kPage], head, x % kPage);
+#pragma unroll 16
+        for (; x < page_end; ++x, row += kDim) add(sum, load_share<T, kDim>(row, lane));
+    }
+    auto made_again = [&](int row, int at) {
+        Share<kPairs> input = load_share<T, kDim>(args.k + row * args.k_stride + head * kDim, lane);
+        Share<kPairs> key = rotate<T, kDim>(input, args.k_norm, args, at, lane);
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) {  // rounded, as it is stored
+            key.first[i] = T::unpack(T::round(key.first[i]));
+            key.second[i] = T::unpack(T::round(key.second[i]));
+        }
+        add(sum, key);
+    };
+    if (batch.tree_masks == nullptr) {
+        int first = token - position;  // the row of position x is first + x
+#pragma unroll 8
+        for (; x <= position; ++x) made_again(first + x, x);
+    } else {
+        u64 path = batch.tree_masks[token];  // ancestors in the order of their depth
+        for (int skipped = x - length; skipped > 0; --skipped) path &= path - 1;
+        for (; x <= position && path != 0; ++x, path &= path - 1) made_again(start + __ffsll((i64)path) - 1, x);
+    }
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+        sum.first[i] *= 1.0f / kKeys;
+        sum.second[i] *= 1.0f / kKeys;
+    }
+    return sum;
+}
+
+template <typename T, int kDim>
+__device__ __forceinline__ void append(const Batch& batch, const Arena& arena, const Append& args) {
+    wait_for_dependencies();
+    launch_dependents();
+    int lane = threadIdx.x & 31;
+    int token = blockIdx.y;
+    int row = blockIdx.x * kWarps + (threadIdx.x >> 5);
+    int sequence = batch.sequence_of(token);
+    if (row >= args.heads + 4 * args.kv_heads) return;
+    if (row < args.heads) {
+        u16* out = args.q_out + ((i64)token * args.heads + row) * kDim;
+        Share<kDim / 64> query = {};
+        if (sequence >= 0) {
+            query = load_share<T, kDim>(args.q + token * args.q_stride + row * kDim, lane);
+            query = rotate<T, kDim>(query, args.q_norm, args, batch.positions[token], lane);
+        }
+        store_share<T, kDim>(out, query, lane);
+        return;
+    }
+    if (sequence < 0) return;
+    row -= args.heads;
+    int kind = row / args.kv_heads;  // key, value, fine, coarse
+    int head = row % args.kv_heads;
+    int position = batch.positions[token];
+    if (kind < 2) {
+        int slot = batch.lengths[sequence] + token - batch.sequence_starts[sequence];
+        int page = batch.table(sequence)[slot / kPage];
+        if (kind == 0) {
+            Share<kDim / 64> key = load_share<T, kDim>(args.k + token * args.k_stride + head * kDim, lane);
+            key = rotate<T, kDim>(key, args.k_norm, args, position, lane);
+            store_share<T, kDim>(arena.keys.row<kDim>(page, head, slot % kPage), key, lane);
+        } else {
+            Share<kDim / 64> value = load_share<T, kDim>(args.v + token * args.v_stride + head * kDim, lane);
+            store_share<T, kDim>(arena.values.row<kDim>(page, head, slot % kPage), value, lane);
+        }
+        return;
+    }
+    bool tree = batch.tree_masks != nullptr;
+    i64 node = ((i64)token * args.kv_heads + head) * kDim;
+    if (kind == 2) {
+        if (position % 16 != 15 || position < 31) return;
+        u16* out = tree ? args.node_fine + node
+                        : arena.fine.row<kDim>(batch.table(sequence)[position / kPage], head, position % kPage / 16);
+        store_share<T, kDim>(
+            out, mean_of_keys<T, kDim, 32>(batch, arena.keys, args, sequence, token, position, head, lane), lane);
+    } else {
+        if (position % 64 != 63 || position < 127) return;
+        u16* out = tree ? args.node_coarse + node
+                        : arena.coarse.row<kDim>(batch.table(sequence)[position / kPage], head, 0);
+        store_share<T, kDim>(
+            out, mean_of_keys<T, kDim, 128>(batch, arena.keys, args, sequence, token, position, head, lane), lane);
+    }
+}
+
+#define APPEND(type, suffix, dim)                                                             \
+    extern "C" __global__ void __launch_bounds__(kWarps * 32)                                 \
+        append_##suffix##_d##dim(const Batch batch, const Arena arena, const Append args) {   \
+        append<type, dim>(batch, arena, args);                                                \
+    }
+
+APPEND(F16, f16, 64)
+APPEND(F16, f16, 128)
+APPEND(BF16, bf16, 64)
+APPEND(BF16, bf16, 128)

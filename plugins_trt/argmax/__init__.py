@@ -1,0 +1,1 @@
+"""The largest logit of each row, for greedy decoding."""

@@ -1,0 +1,1 @@
+"""`edged::Attention`: append, choose, select and attend, called once a layer."""

@@ -1,0 +1,171 @@
+"""What one layer's attention takes, the scratch memory it needs, and its refusals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from plugins_trt.chunk_attention import contract as chunk_attention_contract
+from plugins_trt.chunk_selection import contract as chunk_selection_contract
+from plugins_trt.contract import (
+    MAX_DECODE,
+    Batch,
+    DeviceArray,
+    LaunchError,
+    SelectionRule,
+    check_array,
+    check_heads,
+    check_workspace,
+    round_up,
+)
+from plugins_trt.decode_attention import contract as decode_attention_contract
+from plugins_trt.decode_selection import contract as decode_selection_contract
+
+if TYPE_CHECKING:
+    from plugins_trt.arena import Arena
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where one bucket's scratch memory lies, in bytes from its start; depends on sizes alone.
+
+    Every layer of a step uses the same scratch memory, one after the other.
+    """
+
+    q: int  # rotated queries [T, H, D]
+    node_fine: int  # [T, Hkv, D], decode buckets
+    node_coarse: int  # [T, Hkv, D], decode buckets
+    blocks: int  # decode: int32 [T, Hkv, total]; chunks: bitmaps int32 [Hkv, T, words]
+    counts: int  # int32 [T, Hkv], decode buckets
+    selection: int
+    attention: int
+    total: int
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        tokens: int,
+        sequences: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        max_pages: int,
+        multiprocessors: int,
+        rule: SelectionRule | None,
+        trees: bool = False,
+    ) -> Layout:
+        """Lays out a bucket for a device of `multiprocessors`; without a `rule` every query is dense.
+
+        `trees` makes room for the compressed keys that nodes complete.
+        """
+        decode = tokens <= MAX_DECODE
+        node_bytes = tokens * kv_heads * head_dim * 2 if trees else 0
+        blocks = counts = selection = 0
+        if rule is not None and decode:
+            blocks = tokens * kv_heads * rule.total * 4
+            counts = tokens * kv_heads * 4
+            selection = decode_selection_contract.workspace_bytes(
+                tokens=tokens, kv_heads=kv_heads, max_pages=max_pages, lse=rule.lse
+            )
+        elif rule is not None:
+            blocks = tokens * kv_heads * chunk_selection_contract.bitmap_words(max_pages) * 4
+            selection = chunk_selection_contract.workspace_bytes(
+                tokens=tokens,
+                sequences=sequences,
+                heads=heads,
+                kv_heads=kv_heads,
+                max_pages=max_pages,
+                multiprocessors=multiprocessors,
+            )
+        of_attention = decode_attention_contract if decode else chunk_attention_contract
+        attention = of_attention.workspace_bytes(
+            tokens=tokens,
+            sequences=sequences,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            max_pages=max_pages,
+            multiprocessors=multiprocessors,
+        )
+        sizes = (tokens * heads * head_dim * 2, node_bytes, node_bytes, blocks, counts, selection, attention)
+        places = [0]
+        for size in sizes:
+            places.append(places[-1] + round_up(size, 256))
+        return cls(
+            q=places[0],
+            node_fine=places[1],
+            node_coarse=places[2],
+            blocks=places[3],
+            counts=places[4],
+            selection=places[5],
+            attention=places[6],
+            total=places[7],
+        )
+
+
+def arrived_bytes(sequences: int, kv_heads: int) -> int:
+    """Bytes of the counters that must be zero before the first step."""
+    return sequences * kv_heads * 4
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One layer of one step.
+
+    `q`, `k`, `v` are the projections' outputs, before norm and RoPE; `out` gets the attention's, zeros for
+    padding. Buckets of up to 64 tokens take trees; larger ones are chunks. `arrived` is zero before the first
+    launch and zero again after each.
+    """
+
+    batch: Batch
+    arena: Arena
+    layer: int
+    q: DeviceArray  # [T, H, D], rows may lie apart
+    k: DeviceArray  # [T, Hkv, D]
+    v: DeviceArray  # [T, Hkv, D]
+    out: DeviceArray  # [T, H, D]
+    cosine: DeviceArray  # float32 [max_positions, D / 2]
+    sine: DeviceArray  # float32 [max_positions, D / 2]
+    workspace: DeviceArray  # at least Layout.total bytes
+    arrived: DeviceArray | None = None  # int32 [S, Hkv], with a rule
+    q_norm: DeviceArray | None = None  # [D]
+    k_norm: DeviceArray | None = None  # [D]
+    epsilon: float = 1e-6
+    rule: SelectionRule | None = None  # None: every query is dense
+    scale: float | None = None  # of the scores; 1 / sqrt(D) when None
+
+    def __post_init__(self) -> None:
+        """Checks what its parts do not check."""
+        if len(self.q.shape) != 3:
+            raise LaunchError(
+                f"q: shape {self.q.shape}, must be ({self.batch.tokens}, heads, {self.arena.head_dim})"
+            )
+        check_heads(self.q.shape[1], self.arena.kv_heads, self.arena.head_dim)
+        check_array("out", self.out, self.arena.dtype, (self.batch.tokens, *self.q.shape[1:]))
+        if self.batch.tree_masks is not None and self.batch.tokens > MAX_DECODE:
+            raise LaunchError(
+                f"tree_masks: given for {self.batch.tokens} tokens, a tree has at most {MAX_DECODE}"
+            )
+        if self.rule is not None and self.arrived is None and self.batch.tokens <= MAX_DECODE:
+            raise LaunchError("arrived: missing, selection counts its thread blocks there")
+
+    def layout(self, multiprocessors: int) -> Layout:
+        """Where this bucket's scratch memory lies.
+
+        Raises:
+            LaunchError: naming `workspace`, when it is too small.
+        """
+        layout = Layout.of(
+            tokens=self.batch.tokens,
+            sequences=self.batch.sequences,
+            heads=self.q.shape[1],
+            kv_heads=self.arena.kv_heads,
+            head_dim=self.arena.head_dim,
+            max_pages=self.batch.max_pages,
+            multiprocessors=multiprocessors,
+            rule=self.rule,
+            trees=self.batch.tree_masks is not None,
+        )
+        check_workspace("workspace", self.workspace, layout.total)
+        return layout

@@ -1,0 +1,179 @@
+"""What decode attention takes, how a bucket is cut, the scratch memory it needs, and its refusals."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from plugins_trt.contract import (
+    MAX_DECODE,
+    Batch,
+    DeviceArray,
+    LaunchError,
+    ceil_div,
+    check_array,
+    check_at_least,
+    check_heads,
+    check_workspace,
+    round_up,
+)
+
+if TYPE_CHECKING:
+    from plugins_trt.arena import Arena
+
+WIDE_ROWS = 128
+"""Rows (tokens x heads of a group) of a wide tile."""
+
+CHOOSE_PAGES = 2560
+"""Pages of the longest table that `choose_and_attend` takes: 163 840 tokens."""
+
+CHOOSE_BLOCKS = 512
+"""Blocks of a query that `choose_and_attend` takes."""
+
+_HEADS = 16
+_MAX_PARTS = 512
+_BLOCKS_A_MULTIPROCESSOR = 2
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """How one bucket is cut and where its scratch memory lies; depends on sizes alone."""
+
+    narrow_parts: int  # parts of the context in `narrow`
+    wide_tiles: int  # tiles of 128 rows, 0: `wide` is not launched
+    wide_parts: int
+    partial_bytes: int  # float32 [T, Hkv, parts, 16, D]
+    statistics_bytes: int  # float32 [T, Hkv, parts, 16, 2]
+    active_bytes: int  # int32 [T, Hkv]
+
+    @property
+    def parts(self) -> int:
+        """Parts that the scratch memory has room for."""
+        return max(self.narrow_parts, self.wide_parts)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes in all, the partial sums first."""
+        return self.partial_bytes + self.statistics_bytes + self.active_bytes
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        tokens: int,
+        sequences: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        max_pages: int,
+        multiprocessors: int,
+    ) -> AttentionPlan:
+        """Cuts a bucket for a device of `multiprocessors`."""
+        for name, value in (
+            ("tokens", tokens),
+            ("multiprocessors", multiprocessors),
+            ("max_pages", max_pages),
+        ):
+            check_at_least(name, value, 1)
+        resident = _BLOCKS_A_MULTIPROCESSOR * multiprocessors
+        narrow = max(1, min(resident // (tokens * kv_heads), max_pages, _MAX_PARTS))
+        group = heads // kv_heads
+        tiles = wide = 0
+        if tokens > 1:
+            full = ceil_div(tokens * group, WIDE_ROWS)  # when one sequence brings them all
+            tiles = tokens * group // WIDE_ROWS + min(sequences, tokens // 2)
+            wide = max(1, min(resident // (full * kv_heads), max_pages, _MAX_PARTS))
+        rows = tokens * kv_heads * max(narrow, wide) * _HEADS
+        return cls(
+            narrow_parts=narrow,
+            wide_tiles=tiles,
+            wide_parts=wide,
+            partial_bytes=round_up(rows * head_dim * 4, 256),
+            statistics_bytes=round_up(rows * 8, 256),
+            active_bytes=round_up(tokens * kv_heads * 4, 256),
+        )
+
+
+def workspace_bytes(
+    *,
+    tokens: int,
+    sequences: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    max_pages: int,
+    multiprocessors: int,
+) -> int:
+    """Bytes of scratch memory that attention over a bucket of `tokens` needs while it runs."""
+    return AttentionPlan.of(
+        tokens=tokens,
+        sequences=sequences,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_pages=max_pages,
+        multiprocessors=multiprocessors,
+    ).workspace_bytes
+
+
+@dataclass(frozen=True)
+class DecodeAttention:
+    """The arguments of one attention.
+
+    Query t at position i attends densely while i + 1 < `dense_below`, else to the pages `blocks[t, g]` names; with
+    no `blocks` every query is dense. `out` gets zeros for padding.
+    """
+
+    batch: Batch
+    arena: Arena
+    layer: int
+    q: DeviceArray  # [T, H, D]
+    out: DeviceArray  # [T, H, D]
+    workspace: DeviceArray
+    blocks: DeviceArray | None = None  # int32 [T, Hkv, total]
+    counts: DeviceArray | None = None  # int32 [T, Hkv]
+    dense_below: int = 0
+    scale: float | None = None  # of the scores; 1 / sqrt(D) when None
+
+    def __post_init__(self) -> None:
+        """Checks everything that sizes and dtypes can tell."""
+        tokens, dim, kv_heads = self.batch.tokens, self.arena.head_dim, self.arena.kv_heads
+        if tokens > MAX_DECODE:
+            raise LaunchError(f"positions: {tokens} tokens, decode kernels take at most {MAX_DECODE}")
+        if len(self.q.shape) != 3:
+            raise LaunchError(f"q: shape {self.q.shape}, must be ({tokens}, heads, {dim})")
+        check_heads(self.heads, kv_heads, dim)
+        check_array("q", self.q, self.arena.dtype, (tokens, self.heads, dim))
+        check_array("out", self.out, self.arena.dtype, (tokens, self.heads, dim))
+        if self.blocks is not None:
+            if self.counts is None:
+                raise LaunchError("counts: missing, `blocks` needs the number of blocks of each query")
+            check_array("blocks", self.blocks, "int32", (tokens, kv_heads, None), alignment=4)
+            check_array("counts", self.counts, "int32", (tokens, kv_heads), alignment=4)
+        check_at_least("dense_below", self.dense_below, 0)
+        if self.scale is not None and not (self.scale > 0.0 and math.isfinite(self.scale)):
+            raise LaunchError(f"scale: {self.scale}, must be positive and finite")
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        return self.q.shape[1]
+
+    def plan(self, multiprocessors: int) -> AttentionPlan:
+        """How this bucket is cut on a device of `multiprocessors`.
+
+        Raises:
+            LaunchError: naming `workspace` when it is too small.
+        """
+        plan = AttentionPlan.of(
+            tokens=self.batch.tokens,
+            sequences=self.batch.sequences,
+            heads=self.heads,
+            kv_heads=self.arena.kv_heads,
+            head_dim=self.arena.head_dim,
+            max_pages=self.batch.max_pages,
+            multiprocessors=multiprocessors,
+        )
+        check_workspace("workspace", self.workspace, plan.workspace_bytes)
+        return plan

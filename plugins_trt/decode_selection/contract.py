@@ -1,0 +1,126 @@
+"""What decode block selection takes, the scratch memory it needs, and its refusals."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from plugins_trt.contract import (
+    MAX_DECODE,
+    Batch,
+    DeviceArray,
+    LaunchError,
+    SelectionRule,
+    ceil_div,
+    check_array,
+    check_heads,
+    check_workspace,
+    round_up,
+)
+
+if TYPE_CHECKING:
+    from plugins_trt.arena import Arena
+
+WARPS = 8
+MAX_PAGES = 8192
+"""Pages of a table that is compared: 524 288 tokens."""
+
+_HEADS = 16
+_NODE_KEYS = 4
+
+
+@dataclass(frozen=True)
+class SelectionPlan:
+    """How one bucket is cut and where its scratch memory lies; depends on sizes alone."""
+
+    lse_parts: int  # thread blocks along the coarse (or fine) keys
+    score_parts: int  # thread blocks along the fine keys
+    lse_bytes: int  # float32 [T, Hkv, lse_parts + 1, 16]
+    scores_bytes: int  # float32 [T, Hkv, max_pages, 2]
+    nodes_bytes: int  # float32 [T, Hkv, 4, 2]
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes in all, in the order above."""
+        return self.lse_bytes + self.scores_bytes + self.nodes_bytes
+
+    @classmethod
+    def of(cls, *, tokens: int, kv_heads: int, max_pages: int, lse: str) -> SelectionPlan:
+        """Cuts a bucket.
+
+        Raises:
+            LaunchError: naming `max_pages`, when a table is longer than can be compared.
+        """
+        if max_pages > MAX_PAGES:
+            raise LaunchError(
+                f"max_pages: {max_pages}, block selection compares at most {MAX_PAGES} ({MAX_PAGES * 64} tokens)"
+            )
+        score_parts = ceil_div(max_pages, WARPS * 4)
+        lse_parts = score_parts if lse == "exact" else ceil_div(max_pages, WARPS * 16)
+        return cls(
+            lse_parts=lse_parts,
+            score_parts=score_parts,
+            lse_bytes=round_up(tokens * kv_heads * (lse_parts + 1) * _HEADS * 4, 256),
+            scores_bytes=round_up(tokens * kv_heads * max_pages * 8, 256),
+            nodes_bytes=round_up(tokens * kv_heads * _NODE_KEYS * 8, 256),
+        )
+
+
+def workspace_bytes(*, tokens: int, kv_heads: int, max_pages: int, lse: str = "approximate") -> int:
+    """Bytes of scratch memory that a selection over a bucket of `tokens` needs while it runs."""
+    return SelectionPlan.of(tokens=tokens, kv_heads=kv_heads, max_pages=max_pages, lse=lse).workspace_bytes
+
+
+@dataclass(frozen=True)
+class DecodeSelection:
+    """The arguments of one selection; the step's keys and compressed keys are appended already.
+
+    `blocks[t, g]` gets the blocks that query t attends to for the heads of KV head g, ascending, -1 behind the
+    last; `counts[t, g]` their number: 0 for a dense query and for padding. `arrived` is zero before the first
+    launch and zero again after each.
+    """
+
+    batch: Batch
+    arena: Arena
+    layer: int
+    q: DeviceArray  # [T, H, D]
+    blocks: DeviceArray  # int32 [T, Hkv, rule.total]
+    counts: DeviceArray  # int32 [T, Hkv]
+    workspace: DeviceArray
+    arrived: DeviceArray  # int32 [S, Hkv]
+    rule: SelectionRule
+    node_fine: DeviceArray | None = None  # [T, Hkv, D], trees only
+    node_coarse: DeviceArray | None = None  # [T, Hkv, D], trees only
+    scale: float | None = None  # of the scores; 1 / sqrt(D) when None
+
+    def __post_init__(self) -> None:
+        """Checks everything that sizes and dtypes can tell."""
+        tokens, dim, kv_heads = self.batch.tokens, self.arena.head_dim, self.arena.kv_heads
+        if tokens > MAX_DECODE:
+            raise LaunchError(f"positions: {tokens} tokens, decode kernels take at most {MAX_DECODE}")
+        if len(self.q.shape) != 3:
+            raise LaunchError(f"q: shape {self.q.shape}, must be ({tokens}, heads, {dim})")
+        check_heads(self.q.shape[1], kv_heads, dim)
+        check_array("q", self.q, self.arena.dtype, (tokens, self.q.shape[1], dim))
+        check_array("blocks", self.blocks, "int32", (tokens, kv_heads, self.rule.total), alignment=4)
+        check_array("counts", self.counts, "int32", (tokens, kv_heads), alignment=4)
+        check_array("arrived", self.arrived, "int32", (self.batch.sequences, kv_heads), alignment=4)
+        if self.batch.tree_masks is not None:
+            for name, nodes in (("node_fine", self.node_fine), ("node_coarse", self.node_coarse)):
+                if nodes is None:
+                    raise LaunchError(f"{name}: missing, `append` leaves a tree's compressed keys there")
+                check_array(name, nodes, self.arena.dtype, (tokens, kv_heads, dim))
+        if self.scale is not None and not (self.scale > 0.0 and math.isfinite(self.scale)):
+            raise LaunchError(f"scale: {self.scale}, must be positive and finite")
+        check_workspace("workspace", self.workspace, self.plan.workspace_bytes)
+
+    @property
+    def plan(self) -> SelectionPlan:
+        """How this bucket is cut."""
+        return SelectionPlan.of(
+            tokens=self.batch.tokens,
+            kv_heads=self.arena.kv_heads,
+            max_pages=self.batch.max_pages,
+            lse=self.rule.lse,
+        )

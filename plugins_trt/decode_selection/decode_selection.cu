@@ -1,0 +1,447 @@
+// Which blocks each query of a decode or verify step attends to (InfLLM-v2), in two or three launches:
+//   lse:    log-sum-exp of the scaled scores over the coarse keys (or the fine ones, `exact`), a part a CTA;
+//   scores: softmax weight of every fine key, summed over the heads of a group, reduced to two numbers a page;
+//   choose: the best blocks of each token and KV head. With one token the last CTA of `scores` does it at once.
+//
+// A warp holds 16 compressed keys in registers, read as 16-byte pieces straight into tensor-core fragments: the
+// dot product runs over its elements in any order, as long as queries and keys use the same, so lane t of a quad
+// takes elements 32k + 8t .. 32k + 8t + 7 for two steps of 16. It then passes over the tokens of the sequence.
+//
+// Fine keys are counted by slots: slot u of a sequence is key u - 1, lies in page u / 4, and is complete once token
+// 16u + 15 is stored. Block b takes the largest of slots 4b .. 4b + 4 (keys 4b - 1 .. 4b + 3), so a page gives the
+// maximum of its four slots and that of its first alone, for the block before.
+#include "decode_selection/select.cuh"
+
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * 32;
+constexpr int kUnit = 16;            // compressed keys a warp holds
+constexpr int kHeads = 16;           // rows of a tile
+constexpr int kCoarsePages = kUnit;  // pages of a unit of coarse keys
+constexpr int kFinePages = kUnit / kFineSlots;
+
+// ---------------------------------------------------------------- fragments
+
+// Elements 32k + 8t .. + 7 of rows `low` and `high` for every k: the keys of accumulator rows g and g + 8.
+template <int kDim>
+struct Rows {
+    uint4 low[kDim / 32];
+    uint4 high[kDim / 32];
+
+    __device__ __forceinline__ void load(const u16* low_row, const u16* high_row, int lane) {
+        int t = lane & 3;
+#pragma unroll
+        for (int k = 0; k < kDim / 32; ++k) {
+            low[k] = low_row ? *reinterpret_cast<const uint4*>(low_row + 32 * k + 8 * t) : uint4{0, 0, 0, 0};
+            high[k] = high_row ? *reinterpret_cast<const uint4*>(high_row + 32 * k + 8 * t) : uint4{0, 0, 0, 0};
+        }
+    }
+};
+
+// acc[n] (16 keys x 8 heads) = keys . heads n * 8 .. n * 8 + 7
+template <typename T, int kDim>
+__device__ __forceinline__ void keys_times_heads(float (&acc)[2][4], const Rows<kDim>& keys, const Rows<kDim>& q) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) acc[0][i] = acc[1][i] = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kDim / 32; ++k) {
+        T::mma(acc[0], keys.low[k].x, keys.high[k].x, keys.low[k].y, keys.high[k].y, q.low[k].x, q.low[k].y);
+        T::mma(acc[1], keys.low[k].x, keys.high[k].x, keys.low[k].y, keys.high[k].y, q.high[k].x, q.high[k].y);
+        T::mma(acc[0], keys.low[k].z, keys.high[k].z, keys.low[k].w, keys.high[k].w, q.low[k].z, q.low[k].w);
+        T::mma(acc[1], keys.low[k].z, keys.high[k].z, keys.low[k].w, keys.high[k].w, q.high[k].z, q.high[k].w);
+    }
+}
+
+// The heads of one KV head of one token; rows past the group are zeros.
+template <int kDim>
+__device__ __forceinline__ void load_heads(Rows<kDim>& q, const Select& args, int token, int kv_head, int lane) {
+    int group = args.heads / args.kv_heads;
+    int g = lane >> 2;
+    const u16* base = args.q + ((i64)token * args.heads + kv_head * group) * kDim;
+    q.load(g < group ? base + g * kDim : nullptr, g + 8 < group ? base + (g + 8) * kDim : nullptr, lane);
+}
+
+__device__ __forceinline__ float log_sum(float maximum, float sum) {
+    return sum > 0.0f ? maximum + log2_fast(sum) : -kInfinity;
+}
+
+// Merges two (maximum, sum) pairs of base-2 exponentials.
+__device__ __forceinline__ void merge(float& maximum, float& sum, float other_maximum, float other_sum) {
+    float larger = fmaxf(maximum, other_maximum);
+    if (larger == -kInfinity) return;
+    sum = sum * exp2_fast(maximum - larger) + other_sum * exp2_fast(other_maximum - larger);
+    maximum = larger;
+}
+
+// ---------------------------------------------------------------- lse
+
+// One KV head of one token against the compressed keys that the nodes of its own path complete: 8 threads a head.
+// Only the first 128 threads work; all must call it. visit(key's position, head of the group, scaled score) runs
+// in the first of the 8 threads.
+template <typename T, int kDim, typename Visit>
+__device__ __forceinline__ void visit_node_keys(
+    const Batch& batch, const Select& args, const u16* node_keys, int span, int window, int sequence, int token,
+    int kv_head, Visit visit) {
+    int group = args.heads / args.kv_heads;
+    int head = threadIdx.x / 8;
+    int part = threadIdx.x % 8;
+    if (threadIdx.x >= 128) return;
+    int start = batch.sequence_starts[sequence];
+    int depth = 0;
+    for (u64 path = batch.tree_masks[token]; path != 0; path &= path - 1, ++depth) {
+        int position = batch.lengths[sequence] + depth;
+        if (position % span != span - 1 || position < window - 1) continue;
+        int node = start + __ffsll((i64)path) - 1;
+        const u16* key = node_keys + ((i64)node * args.kv_heads + kv_head) * kDim + part * (kDim / 8);
+        const u16* q = args.q + ((i64)token * args.heads + kv_head * group + head) * kDim + part * (kDim / 8);
+        float dot = 0.0f;
+        if (head < group) {
+#pragma unroll
+            for (int i = 0; i < kDim / 8; ++i) dot = fmaf(T::unpack(q[i]), T::unpack(key[i]), dot);
+        }
+#pragma unroll
+        for (int lane = 1; lane < 8; lane <<= 1) dot += __shfl_xor_sync(kFull, dot, lane);
+        visit(position, head, part, dot * args.scale);
+    }
+}
+
+// Grid: (parts, kv_heads, sequences), and in trees 64 more in x, one for each node.
+template <typename T, int kDim>
+__device__ __forceinline__ void lse(const Batch& batch, const Arena& arena, const Select& args) {
+    __shared__ float2 shared[kWarps][kHeads];
+    int sequence = blockIdx.z;
+    int kv_head = blockIdx.y;
+    int part = blockIdx.x;
+    int start = batch.sequence_starts[sequence];
+    int end = batch.sequence_starts[sequence + 1];
+    int lane = threadIdx.x & 31;
+    int warp = threadIdx.x >> 5;
+    bool tree = batch.tree_masks != nullptr;
+    int parts = args.lse_parts - (tree ? 1 : 0);
+
+    if (part >= parts) {  // a node's own compressed keys
+        wait_for_dependencies();
+        launch_dependents();
+        int token = start + part - parts;
+        if (token >= end || !is_sparse(args, batch.positions[token])) return;
+        float maximum = -kInfinity, sum = 0.0f;
+        visit_node_keys<T, kDim>(
+            batch, args, args.exact ? args.node_fine : args.node_coarse, args.exact ? 16 : 64, args.exact ? 32 : 128,
+            sequence, token, kv_head, [&](int, int, int, float score) { merge(maximum, sum, score, 1.0f); });
+        if (threadIdx.x < 128 && threadIdx.x % 8 == 0)
+            args.lse[(((i64)token * args.kv_heads + kv_head) * args.lse_parts + parts) * kHeads + threadIdx.x / 8] =
+                log_sum(maximum, sum);
+        return;
+    }
+
+    // The last token sees most; a part beyond its keys has nothing to do (and is never read).
+    int pages_a_unit = args.exact ? kFinePages : kCoarsePages;
+    int first_page = (part * kWarps + warp) * pages_a_unit;
+    int most = stored_tokens(batch, sequence, batch.lengths[sequence] + end - start - 1);
+    if (start == end || part * kWarps * pages_a_unit * kPage >= most) {
+        wait_for_dependencies();
+        launch_dependents();
+        return;
+    }
+    const i32* table = batch.table(sequence);
+    int g = lane >> 2;
+    // The token that completes the key of accumulator row g (low) and g + 8 (high), and the key's address.
+    int complete[2];
+    const u16* rows[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        int row = g + 8 * half;
+        int page = first_page + (args.exact ? row / kFineSlots : row);
+        bool exists = args.exact ? page * kFineSlots + row % kFineSlots >= 1 : page >= 1;
+        complete[half] = args.exact ? 16 * (page * kFineSlots + row % kFineSlots) + 15 : kPage * page + kPage - 1;
+        if (!exists || complete[half] >= most) {
+            complete[half] = 0x7fffffff;
+            rows[half] = nullptr;
+        } else {
+            rows[half] = args.exact ? arena.fine.row<kDim>(table[page], kv_head, row % kFineSlots)
+                                    : arena.coarse.row<kDim>(table[page], kv_head, 0);
+        }
+    }
+    wait_for_dependencies();
+    launch_dependents();
+    Rows<kDim> keys;
+    keys.load(rows[0], rows[1], lane);
+
+    for (int token = start; token < end; ++token) {
+        int position = batch.positions[token];
+        if (!is_sparse(args, position)) continue;
+        int stored = stored_tokens(batch, sequence, position);
+        Rows<kDim> q;
+        load_heads<kDim>(q, args, token, kv_head, lane);
+        float acc[2][4];
+        keys_times_heads<T, kDim>(acc, keys, q);
+        bool low = complete[0] < stored, high = complete[1] < stored;
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {  // head 8n + 2t + i
+                float a = low ? acc[n][i] * args.scale : -kInfinity;
+                float b = high ? acc[n][2 + i] * args.scale : -kInfinity;
+                float maximum = fmaxf(a, b);
+#pragma unroll
+                for (int other = 4; other < 32; other <<= 1)
+                    maximum = fmaxf(maximum, __shfl_xor_sync(kFull, maximum, other));
+                float sum = maximum == -kInfinity ? 0.0f : exp2_fast(a - maximum) + exp2_fast(b - maximum);
+#pragma unroll
+                for (int other = 4; other < 32; other <<= 1) sum += __shfl_xor_sync(kFull, sum, other);
+                if (lane < 4) shared[warp][8 * n + 2 * lane + i] = float2{maximum, sum};
+            }
+        }
+        __syncthreads();
+        if (threadIdx.x < kHeads) {
+            float maximum = -kInfinity, sum = 0.0f;
+#pragma unroll
+            for (int w = 0; w < kWarps; ++w) merge(maximum, sum, shared[w][threadIdx.x].x, shared[w][threadIdx.x].y);
+            args.lse[(((i64)token * args.kv_heads + kv_head) * args.lse_parts + part) * kHeads + threadIdx.x] =
+                log_sum(maximum, sum);
+        }
+        __syncthreads();
+    }
+}
+
+// The log-sum-exp of every head over all parts, into `shared` [kHeads]; +infinity where nothing was seen, which
+// makes every weight 0. All threads must call it; `scratch` holds one float2 a thread's head and warp.
+__device__ __forceinline__ void gather_lse(
+    const Batch& batch, const Select& args, int sequence, int token, int position, int kv_head, float* shared,
+    float2 (*scratch)[kHeads]) {
+    int head = threadIdx.x % kHeads;
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    bool tree = batch.tree_masks != nullptr;
+    int stored = stored_tokens(batch, sequence, position);
+    int pages_a_part = kWarps * (args.exact ? kFinePages : kCoarsePages);
+    int parts = ceil_div(stored, pages_a_part * kPage);
+    const float* row = args.lse + ((i64)token * args.kv_heads + kv_head) * args.lse_parts * kHeads + head;
+    float maximum = -kInfinity, sum = 0.0f;
+    for (int part = threadIdx.x / kHeads; part < parts + (tree ? 1 : 0); part += kThreads / kHeads) {
+        float value = row[(part < parts ? part : args.lse_parts - 1) * kHeads];
+        merge(maximum, sum, value, 1.0f);
+    }
+    merge(maximum, sum, __shfl_xor_sync(kFull, maximum, 16), __shfl_xor_sync(kFull, sum, 16));
+    if (lane < kHeads) scratch[warp][head] = float2{maximum, sum};
+    __syncthreads();
+    if (threadIdx.x < kHeads) {
+        maximum = -kInfinity, sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) merge(maximum, sum, scratch[w][head].x, scratch[w][head].y);
+        bool seen = sum > 0.0f && head < args.heads / args.kv_heads;
+        shared[head] = seen ? log_sum(maximum, sum) : kInfinity;
+    }
+    __syncthreads();
+}
+
+// ---------------------------------------------------------------- choose
+
+constexpr int kFewItems = 8;    // blocks a thread ranks: up to 2048 in all
+constexpr int kManyItems = 32;  // up to 8192
+
+__device__ __forceinline__ void write_nothing(const Select& args, int token, int kv_head) {
+    i64 row = (i64)token * args.kv_heads + kv_head;
+    for (int i = threadIdx.x; i < args.total; i += kThreads) args.blocks[row * args.total + i] = -1;
+    if (threadIdx.x == 0) args.counts[row] = 0;
+}
+
+// Blocks of one query, when all of them win too.
+__device__ __forceinline__ void choose_any(
+    const Batch& batch, const Select& args, int sequence, int token, int kv_head, int position) {
+    int own = position / kPage;
+    if (own < args.total) {
+        i64 row = (i64)token * args.kv_heads + kv_head;
+        for (int i = threadIdx.x; i < args.total; i += kThreads)
+            args.blocks[row * args.total + i] = i <= own ? i : -1;
+        if (threadIdx.x == 0) args.counts[row] = own + 1;
+        return;
+    }
+    i64 row = (i64)token * args.kv_heads + kv_head;
+    i32* blocks = args.blocks + row * args.total;
+    int stored = stored_tokens(batch, sequence, position);
+    if (own < kFewItems * kThreads) choose<kFewItems, kThreads>(batch, args, stored, token, kv_head, own, blocks);
+    else choose<kManyItems, kThreads>(batch, args, stored, token, kv_head, own, blocks);
+    if (threadIdx.x == 0) args.counts[row] = args.total;
+}
+
+// Grid: (tokens, kv_heads).
+__device__ __forceinline__ void choose_all(const Batch& batch, const Select& args) {
+    wait_for_dependencies();
+    launch_dependents();
+    int token = blockIdx.x;
+    int kv_head = blockIdx.y;
+    int position = batch.positions[token];
+    int sequence = batch.sequence_of(token);
+    if (sequence < 0 || !is_sparse(args, position)) write_nothing(args, token, kv_head);
+    else choose_any(batch, args, sequence, token, kv_head, position);
+}
+
+// ---------------------------------------------------------------- scores
+
+// Grid: (parts, kv_heads, sequences), and in trees 64 more in x, one for each node. `kChoose`: the bucket holds
+// one token, and the last CTA of its KV head chooses.
+template <typename T, int kDim, bool kChoose>
+__device__ __forceinline__ void scores(const Batch& batch, const Arena& arena, const Select& args, int parts) {
+    __shared__ float2 scratch[kWarps][kHeads];
+    __shared__ float lse_of_heads[kHeads];
+    __shared__ bool is_last;
+    int sequence = blockIdx.z;
+    int kv_head = blockIdx.y;
+    int part = blockIdx.x;
+    int lane = threadIdx.x & 31;
+    int warp = threadIdx.x >> 5;
+    int start = batch.sequence_starts[sequence];
+    int end = batch.sequence_starts[sequence + 1];
+    if (start == end) {
+        wait_for_dependencies();
+        launch_dependents();
+        if (kChoose && part == 0 && sequence == 0 && batch.sequence_starts[batch.sequences] == 0)
+            write_nothing(args, 0, kv_head);
+        return;
+    }
+
+    if (part >= parts) {  // a node's own compressed keys
+        wait_for_dependencies();
+        launch_dependents();
+        int token = start + part - parts;
+        if (token >= end || !is_sparse(args, batch.positions[token])) return;
+        gather_lse(batch, args, sequence, token, batch.positions[token], kv_head, lse_of_heads, scratch);
+        float* out = args.node_scores + ((i64)token * args.kv_heads + kv_head) * kNodeKeys * 2;
+        float* weights = reinterpret_cast<float*>(scratch);  // [kNodeKeys, kHeads]
+        int found = 0, slots[kNodeKeys];
+        visit_node_keys<T, kDim>(
+            batch, args, args.node_fine, 16, 32, sequence, token, kv_head,
+            [&](int position, int head, int eighth, float score) {
+                if (found == kNodeKeys) return;
+                if (eighth == 0) weights[found * kHeads + head] = exp2_fast(score - lse_of_heads[head]);
+#pragma unroll
+                for (int i = 0; i < kNodeKeys; ++i)
+                    if (i == found) slots[i] = position / 16;
+                ++found;
+            });
+        __syncthreads();
+        if (threadIdx.x == 0) {
+#pragma unroll
+            for (int i = 0; i < kNodeKeys; ++i) {
+                float sum = 0.0f;
+                if (i < found)
+                    for (int head = 0; head < kHeads; ++head) sum += weights[i * kHeads + head];
+                out[2 * i] = __int_as_float(i < found ? slots[i] : -1);
+                out[2 * i + 1] = sum;
+            }
+        }
+        return;
+    }
+
+    int first_page = (part * kWarps + warp) * kFinePages;
+    int most = stored_tokens(batch, sequence, batch.lengths[sequence] + end - start - 1);
+    int pages_a_part = kWarps * kFinePages;
+    int active = max_int(1, ceil_div(most, pages_a_part * kPage));
+    if (part >= active) {
+        wait_for_dependencies();
+        launch_dependents();
+        return;
+    }
+    const i32* table = batch.table(sequence);
+    int g = lane >> 2;
+    int complete[2];
+    const u16* rows[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        int row = g + 8 * half;
+        int page = first_page + row / kFineSlots;
+        int slot = page * kFineSlots + row % kFineSlots;
+        complete[half] = 16 * slot + 15;
+        if (slot < 1 || complete[half] >= most) {
+            complete[half] = 0x7fffffff;
+            rows[half] = nullptr;
+        } else {
+            rows[half] = arena.fine.row<kDim>(table[page], kv_head, row % kFineSlots);
+        }
+    }
+    // Keys and queries were written before `lse`, the launch before this: they can be read before that one ends.
+    Rows<kDim> keys, q;
+    keys.load(rows[0], rows[1], lane);
+    load_heads<kDim>(q, args, start, kv_head, lane);
+    int position = batch.positions[start];
+    wait_for_dependencies();
+    launch_dependents();
+
+    for (int token = start; token < end; ++token) {
+        if (token > start) {
+            position = batch.positions[token];
+            load_heads<kDim>(q, args, token, kv_head, lane);
+        }
+        if (!is_sparse(args, position)) continue;
+        int stored = stored_tokens(batch, sequence, position);
+        gather_lse(batch, args, sequence, token, position, kv_head, lse_of_heads, scratch);
+        float acc[2][4];
+        keys_times_heads<T, kDim>(acc, keys, q);
+        float low = 0.0f, high = 0.0f;
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                float norm = lse_of_heads[8 * n + 2 * (lane & 3) + i];
+                low += exp2_fast(fmaf(acc[n][i], args.scale, -norm));
+                high += exp2_fast(fmaf(acc[n][2 + i], args.scale, -norm));
+            }
+        }
+#pragma unroll
+        for (int other = 1; other < 4; other <<= 1) {
+            low += __shfl_xor_sync(kFull, low, other);
+            high += __shfl_xor_sync(kFull, high, other);
+        }
+        if (complete[0] >= stored) low = 0.0f;
+        if (complete[1] >= stored) high = 0.0f;
+        // Rows g = 0..3 are page 0 of the unit (low) and page 2 (high), rows 4..7 pages 1 and 3.
+        float low_most = fmaxf(low, __shfl_xor_sync(kFull, low, 4));
+        float high_most = fmaxf(high, __shfl_xor_sync(kFull, high, 4));
+        low_most = fmaxf(low_most, __shfl_xor_sync(kFull, low_most, 8));
+        high_most = fmaxf(high_most, __shfl_xor_sync(kFull, high_most, 8));
+        if (lane % 16 == 0) {
+            float2* out = reinterpret_cast<float2*>(args.scores) +
+                          ((i64)token * args.kv_heads + kv_head) * batch.max_pages;
+            int page = first_page + lane / 16;
+            if (page < batch.max_pages) out[page] = float2{low_most, low};
+            if (page + 2 < batch.max_pages) out[page + 2] = float2{high_most, high};
+        }
+        __syncthreads();
+    }
+
+    if constexpr (kChoose) {
+        if (threadIdx.x == 0) {
+            // The barrier above ordered the CTA's writes before this thread; the fence makes them seen elsewhere.
+            __threadfence();
+            is_last = atomicAdd(args.arrived + sequence * args.kv_heads + kv_head, 1u) == (u32)active - 1;
+            __threadfence();
+        }
+        __syncthreads();
+        if (!is_last) return;
+        if (threadIdx.x == 0) args.arrived[sequence * args.kv_heads + kv_head] = 0;
+        if (is_sparse(args, position)) choose_any(batch, args, sequence, start, kv_head, position);
+        else write_nothing(args, start, kv_head);
+    }
+}
+
+#define SELECT(type, suffix, dim)                                                                              \
+    extern "C" __global__ void __launch_bounds__(kThreads, 2)                                                    \
+        lse_##suffix##_d##dim(const Batch batch, const Arena arena, const Select args) {                      \
+        lse<type, dim>(batch, arena, args);                                                                   \
+    }                                                                                                         \
+    extern "C" __global__ void __launch_bounds__(kThreads, 2)                                                    \
+        scores_##suffix##_d##dim(const Batch batch, const Arena arena, const Select args, int parts) {        \
+        scores<type, dim, false>(batch, arena, args, parts);                                                  \
+    }                                                                                                         \
+    extern "C" __global__ void __launch_bounds__(kThreads, 2)                                                    \
+        scores_choose_##suffix##_d##dim(const Batch batch, const Arena arena, const Select args, int parts) { \
+        scores<type, dim, true>(batch, arena, args, parts);                                                   \
+    }
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2) choose_blocks(const Batch batch, const Select args) {
+    choose_all(batch, args);
+}
+
+SELECT(F16, f16, 64)
+SELECT(F16, f16, 128)
+SELECT(BF16, bf16, 64)
+SELECT(BF16, bf16, 128)

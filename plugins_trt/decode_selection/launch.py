@@ -1,0 +1,92 @@
+"""Launches decode block selection on raw pointers: two kernels for one token, three for several or a tree."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from plugins_trt.arena import Arena
+from plugins_trt.contract import KERNEL_DTYPES, MAX_TREE, Batch
+from plugins_trt.decode_selection.contract import WARPS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from plugins_trt.decode_selection.contract import DecodeSelection
+
+SELECT_FORMAT = "PPPPPPPPPfiiiiiiiii"
+_LSE_FORMAT = Batch.FORMAT + Arena.FORMAT + SELECT_FORMAT
+_SCORES_FORMAT = _LSE_FORMAT + "i"
+_CHOOSE_FORMAT = Batch.FORMAT + SELECT_FORMAT
+_THREADS = 32 * WARPS
+_LOG2E = 1.4426950408889634
+
+
+class DecodeSelector:
+    """The kernels of one dtype and head_dim."""
+
+    def __init__(self, function: Callable[[str, int], Any], *, dtype: str, head_dim: int) -> None:
+        """Finds the kernels with `function` (see `registry.Kernels.operator`)."""
+        layout = f"{KERNEL_DTYPES[dtype]}_d{head_dim}"
+        self._lse = function(f"lse_{layout}", 0).prepare(_LSE_FORMAT, overlaps=True)
+        self._scores = function(f"scores_{layout}", 0).prepare(_SCORES_FORMAT, overlaps=True)
+        self._scores_choose = function(f"scores_choose_{layout}", 0).prepare(_SCORES_FORMAT, overlaps=True)
+        self._choose = function("choose_blocks", 0).prepare(_CHOOSE_FORMAT, overlaps=True)
+
+    def __call__(self, args: DecodeSelection, stream: Any = None) -> None:  # noqa: ANN401 -- PyCUDA is untyped
+        """Enqueues one selection."""
+        if args.batch.tokens == 1 and args.batch.tree_masks is None:
+            self._enqueue_scores(args, stream, self._scores_choose)
+            return
+        self.score(args, stream)
+        self._choose.prepared_async_call(
+            (args.batch.tokens, args.arena.kv_heads, 1),
+            (_THREADS, 1, 1),
+            stream,
+            *args.batch.pack(),
+            *pack_select(args),
+        )
+
+    def score(self, args: DecodeSelection, stream: Any = None) -> None:  # noqa: ANN401
+        """Enqueues the scores alone, for `decode_attention` to choose from them (`DecodeAttender.choose_and_attend`)."""
+        self._enqueue_scores(args, stream, self._scores)
+
+    def _enqueue_scores(self, args: DecodeSelection, stream: Any, scores: Any) -> None:  # noqa: ANN401
+        plan, batch = args.plan, args.batch
+        kv_heads = args.arena.kv_heads
+        nodes = 0 if batch.tree_masks is None else min(MAX_TREE, batch.tokens)
+        packed = (*batch.pack(), *args.arena.pack(args.layer), *pack_select(args))
+        block = (_THREADS, 1, 1)
+        self._lse.prepared_async_call(
+            (plan.lse_parts + nodes, kv_heads, batch.sequences), block, stream, *packed
+        )
+        scores.prepared_async_call(
+            (plan.score_parts + nodes, kv_heads, batch.sequences), block, stream, *packed, plan.score_parts
+        )
+
+
+def pack_select(args: DecodeSelection) -> tuple[float, ...]:
+    """The kernels' `Select` struct, in the order of `SELECT_FORMAT`."""
+    plan = args.plan
+    scale = 1.0 / math.sqrt(args.arena.head_dim) if args.scale is None else args.scale
+    return (
+        args.q.pointer,
+        0 if args.node_fine is None else args.node_fine.pointer,
+        0 if args.node_coarse is None else args.node_coarse.pointer,
+        args.workspace.pointer,
+        args.workspace.pointer + plan.lse_bytes,
+        args.workspace.pointer + plan.lse_bytes + plan.scores_bytes,
+        args.arrived.pointer,
+        args.blocks.pointer,
+        args.counts.pointer,
+        scale * _LOG2E,
+        args.q.shape[1],
+        args.arena.kv_heads,
+        plan.lse_parts + (0 if args.batch.tree_masks is None else 1),
+        args.rule.init_blocks,
+        args.rule.local,
+        args.rule.total,
+        args.rule.dense_below,
+        1 if args.rule.lse == "exact" else 0,
+        0,
+    )

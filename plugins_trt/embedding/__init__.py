@@ -1,0 +1,1 @@
+"""Rows of an embedding table, scaled."""

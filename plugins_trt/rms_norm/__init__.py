@@ -1,0 +1,1 @@
+"""residual += scale * branch, then RMSNorm of it."""

@@ -1,0 +1,227 @@
+import random
+
+import pytest
+import torch
+from decode_cases import TOLERANCE, array, error, gpu, make_case, random_parents
+
+from plugins_trt.contract import LaunchError
+from plugins_trt.decode_attention.contract import AttentionPlan, DecodeAttention
+from plugins_trt.decode_attention.launch import DecodeAttender
+from plugins_trt.decode_attention.reference import attend
+
+H200 = 132
+
+
+def expected_output(case, *, chosen=None, dense_below=0):
+    """The reference for every token, zeros for padding; `chosen(token, position)` gives its blocks or None."""
+    out = torch.zeros(case.tokens, case.heads, case.dim, device=case.device)
+    for token, sequence, position, mask in case.queries():
+        blocks = None if chosen is None or position + 1 < dense_below else chosen[token]
+        out[token] = attend(
+            case.pages,
+            case.q[token],
+            case.tables[sequence],
+            length=case.lengths[sequence],
+            position=position,
+            mask=mask,
+            chosen=blocks,
+        )
+    return out
+
+
+def arguments(case, *, blocks=None, counts=None, dense_below=0, poison=float("nan"), multiprocessors=H200):
+    plan = AttentionPlan.of(
+        tokens=case.tokens,
+        sequences=len(case.lengths),
+        heads=case.heads,
+        kv_heads=case.kv_heads,
+        head_dim=case.dim,
+        max_pages=case.tables.shape[1],
+        multiprocessors=multiprocessors,
+    )
+    workspace = torch.full((plan.workspace_bytes // 4,), poison, device=case.device)
+    out = torch.full_like(case.q, poison)
+    case.keep += [workspace, out]
+    return DecodeAttention(
+        batch=case.batch,
+        arena=case.arena,
+        layer=0,
+        q=array(case.q),
+        out=array(out),
+        workspace=array(workspace),
+        blocks=None if blocks is None else array(blocks),
+        counts=None if counts is None else array(counts),
+        dense_below=dense_below,
+    ), out
+
+
+def run(case, **options):
+    rig = gpu()
+    attender = DecodeAttender(
+        rig.kernels.operator("decode_attention"),
+        multiprocessors=rig.kernels.multiprocessors,
+        dtype=str(case.dtype).removeprefix("torch."),
+        head_dim=case.dim,
+    )
+    args, out = arguments(case, multiprocessors=rig.kernels.multiprocessors, **options)
+    attender(args, rig.stream)
+    rig.stream.synchronize()
+    return out
+
+
+def random_choice(case, rng, total=24, window=4):
+    """Random blocks of each token and KV head, its own and the `window` before it among them."""
+    blocks = torch.full((case.tokens, case.kv_heads, total), -1, dtype=torch.int32)
+    counts = torch.zeros(case.tokens, case.kv_heads, dtype=torch.int32)
+    chosen = {}
+    for token, _, position, _ in case.queries():
+        own = position // 64
+        chosen[token] = torch.zeros(case.kv_heads, own + 1, dtype=torch.bool)
+        for head in range(case.kv_heads):
+            local = set(range(max(0, own - window), own + 1))
+            others = [block for block in range(own + 1) if block not in local]
+            picked = sorted(local | set(rng.sample(others, min(len(others), total - len(local)))))
+            blocks[token, head, : len(picked)] = torch.tensor(picked)
+            counts[token, head] = len(picked)
+            chosen[token][head, picked] = True
+        chosen[token] = chosen[token].to(case.device)
+    return blocks.to(case.device), counts.to(case.device), chosen
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(32, 2, 128), (16, 2, 64), (9, 3, 64), (8, 8, 128), (24, 8, 64)]
+)
+def test_one_token_of_any_length_equals_the_reference(dtype, heads, kv_heads, dim):
+    lengths = [0, 1, 2, *range(63, 129), *range(1000, 1064, 7), 8191, 20011]
+    for length in lengths:
+        case = make_case(
+            [(length, 1)], heads=heads, kv_heads=kv_heads, dim=dim, dtype=dtype, device="cuda", seed=length,
+            max_pages=length // 64 + 1 + length % 3,
+        )  # fmt: skip
+        assert error(run(case), expected_output(case)) < TOLERANCE[dtype], length
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", [131071, 199999])
+def test_long_contexts_equal_the_reference(length):
+    case = make_case([(length, 1)], device="cuda", seed=length)
+    assert error(run(case), expected_output(case)) < TOLERANCE["bfloat16"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 2, 128), (16, 2, 64), (9, 3, 64), (4, 4, 128)])
+@pytest.mark.parametrize(
+    ("sequences", "tokens"),
+    [
+        ([(5, 3), (700, 1), (0, 0), (64, 12)], 16),
+        ([(4000, 64)], 64),
+        ([(63, 2)], 2),
+        ([(index * 37, 1) for index in range(30)], 32),
+        ([(1000, 20), (31, 33)], 64),
+    ],
+)
+def test_ragged_batches_equal_the_reference_and_padding_is_zero(
+    dtype, heads, kv_heads, dim, sequences, tokens
+):
+    case = make_case(
+        sequences,
+        heads=heads,
+        kv_heads=kv_heads,
+        dim=dim,
+        dtype=dtype,
+        tokens=tokens,
+        device="cuda",
+        seed=tokens,
+    )
+    out = run(case)
+    assert error(out, expected_output(case)) < TOLERANCE[dtype]
+    assert not out[case.starts[-1] :].any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("nodes", [1, 2, 5, 16, 33, 64])
+@pytest.mark.parametrize("length", [0, 1, 60, 64, 100, 4095])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 2, 128), (12, 4, 64)])
+def test_trees_equal_the_reference(nodes, length, heads, kv_heads, dim):
+    rng = random.Random(nodes * 1000 + length)
+    parents = [random_parents(nodes, rng, rng.choice([0.0, 0.5, 0.9, 1.0])), random_parents(1, rng)]
+    tokens = 1 << (nodes).bit_length() if nodes < 64 else 64
+    sequences = [(length, nodes)]
+    if nodes < 64:
+        sequences.append((length + 3, 1))
+    case = make_case(
+        sequences, heads=heads, kv_heads=kv_heads, dim=dim, parents=parents[: len(sequences)],
+        tokens=tokens, device="cuda", seed=nodes,
+    )  # fmt: skip
+    assert error(run(case), expected_output(case)) < TOLERANCE["bfloat16"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 2, 128), (16, 2, 64), (9, 3, 64)])
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("window", [0, 2])
+def test_sparse_queries_attend_to_their_blocks_alone(dtype, heads, kv_heads, dim, tree, window):
+    rng = random.Random(7)
+    sequences = [(6000, 1), (150, 1), (3000, 5), (4095, 33)]
+    parents = [random_parents(new, rng, 0.8) for _, new in sequences] if tree else None
+    case = make_case(
+        sequences,
+        heads=heads,
+        kv_heads=kv_heads,
+        dim=dim,
+        dtype=dtype,
+        parents=parents,
+        tokens=64,
+        device="cuda",
+    )
+    blocks, counts, chosen = random_choice(case, rng, window=window)
+    for dense_below in (0, 3003, 4100):  # all sparse, a sequence that crosses, most dense
+        out = run(case, blocks=blocks, counts=counts, dense_below=dense_below)
+        expected = expected_output(case, chosen=chosen, dense_below=dense_below)
+        assert error(out, expected) < TOLERANCE[dtype], dense_below
+
+
+@pytest.mark.gpu
+def test_the_same_input_gives_the_same_bits():
+    rng = random.Random(3)
+    for parents, sequences in ((None, [(70000, 1)]), ([random_parents(48, rng)], [(9000, 48)])):
+        case = make_case(sequences, parents=parents, device="cuda")
+        first = run(case)
+        for poison in (1e30, float("nan"), 0.0):
+            assert torch.equal(first, run(case, poison=poison))
+
+
+def test_arguments_are_refused_by_name():
+    case = make_case([(100, 1), (5, 2)])
+    args, _ = arguments(case)
+    good = dict(vars(args))
+
+    def refused(**changes):
+        with pytest.raises(LaunchError) as caught:
+            DecodeAttention(**{**good, **changes}).plan(H200)
+        return str(caught.value)
+
+    assert refused(q=array(case.q.float())).startswith("q: dtype float32")
+    assert refused(q=array(case.q[:, :, :64])).startswith("q: shape")
+    assert refused(q=array(case.q[:, :17])).startswith("heads: 17")
+    assert refused(out=array(case.q.transpose(0, 1))).startswith("out: shape")
+    assert refused(out=array(case.q.transpose(1, 2).contiguous().transpose(1, 2))).startswith("out: strides")
+    assert refused(workspace=array(torch.zeros(64))).startswith("workspace: 256 bytes")
+    assert refused(blocks=array(torch.zeros(3, 2, 4, dtype=torch.int32))).startswith("counts: missing")
+    assert refused(scale=-1.0).startswith("scale: -1.0")
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 4, 8, 16, 32, 64])
+def test_a_bucket_fills_the_device_and_its_scratch_stays_small(tokens):
+    plan = AttentionPlan.of(
+        tokens=tokens, sequences=1, heads=32, kv_heads=2, head_dim=128, max_pages=2048, multiprocessors=H200
+    )
+    blocks = max(
+        plan.narrow_parts * 2 * tokens, plan.wide_parts * 2 * -(-tokens * 16 // 128) if tokens > 1 else 0
+    )
+    assert 200 <= blocks <= 2 * H200
+    assert plan.workspace_bytes < 20 << 20
