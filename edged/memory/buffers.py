@@ -132,8 +132,9 @@ def step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
         flat("token_ids", 1, "int64"),
         flat("slots", 1, "int64"),
         flat("needed", 1, "int64"),
-        flat("positions", 1),
-        flat("angles", a.head_dim // 2),
+        # In fp32 whatever the rest computes in: that is how the published models were trained.
+        flat("positions", 1, "float32"),
+        flat("angles", a.head_dim // 2, "float32"),
         flat("cos", a.head_dim // 2),
         flat("sin", a.head_dim // 2),
         flat("norm_scale", a.heads + a.kv_heads),

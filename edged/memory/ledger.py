@@ -224,23 +224,26 @@ def _advice(plans: dict[str, ModelPlan], left: int) -> str:
             offers.append(f"{subject} would fit with {' or '.join(ways)}")
     if offers:
         return "; ".join(offers)
-    smallest = {
-        name: replace(
-            plan,
-            context_length=SMALLEST_CONTEXT,
-            max_sequences=1,
-            prefill_chunk=min(plan.prefill_chunk, SMALLEST_CONTEXT),
-        )
-        for name, plan in plans.items()
-    }
-    saved = sum(model_bytes(plan) - model_bytes(smallest[name]) for name, plan in plans.items())
-    narrower = any(ELEMENT_BYTES[plan.dtype] > 2 for plan in plans.values())
-    if left + saved >= 0:
+    missing = -left - sum(model_bytes(plan) - model_bytes(_smallest(plan)) for plan in plans.values())
+    if missing <= 0:
         return "it would fit with smaller context_length and max_sequences of several models together"
-    return (
-        f"no context_length and max_sequences would fit: raise memory.budget by at least {format_size(-left - saved)}"
-        f"{' or set dtype to bfloat16' if narrower else ''}"
+    narrow = [
+        replace(plan, dtype="bfloat16") if ELEMENT_BYTES[plan.dtype] > ELEMENT_BYTES["bfloat16"] else plan
+        for plan in plans.values()
+    ]
+    saved = sum(model_bytes(plan) for plan in plans.values()) - sum(
+        model_bytes(_smallest(plan)) for plan in narrow
     )
+    return (
+        f"no context_length and max_sequences would fit: raise memory.budget by at least {format_size(missing)}"
+        f"{', or set dtype to bfloat16 and lower both' if left + saved >= 0 else ''}"
+    )
+
+
+def _smallest(plan: ModelPlan) -> ModelPlan:
+    """The plan with one sequence of one page."""
+    chunk = min(plan.prefill_chunk, SMALLEST_CONTEXT)
+    return replace(plan, context_length=SMALLEST_CONTEXT, max_sequences=1, prefill_chunk=chunk)
 
 
 def _bytes_of(buffers: Iterable[BufferSpec], row: str) -> int:

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from test_architecture import LLAMA, MINICPM4_8B
+
+from edged.errors import CheckpointError
+from edged.models.architecture import Architecture
+from edged.models.weights import check_checkpoint, parameter_count, weight_specs
+
+SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 50}
+SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.LlamaConfig(**SMALL, tie_word_embeddings=True),
+        transformers.LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
+        transformers.Qwen2Config(**{key: value for key, value in SMALL.items() if key != "head_dim"}),
+        transformers.Qwen3Config(**SMALL),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_every_tensor_of_transformers_has_its_place(config):
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    architecture = Architecture.from_config(config.to_dict())
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    check_checkpoint(architecture, shapes)
+    assert parameter_count(architecture) == model.num_parameters()
+
+
+def test_sources_fill_each_weight_without_gaps():
+    for config in (
+        LLAMA,
+        MINICPM4_8B,
+        {**LLAMA, "model_type": "qwen2", "attention_bias": True, "mlp_bias": True},
+    ):
+        for spec in weight_specs(Architecture.from_config(config)):
+            row = 0
+            for source in spec.sources:
+                assert source.start == row
+                assert source.shape[1:] == spec.shape[1:]
+                row += source.shape[0]
+            assert row == spec.shape[0]
+
+
+def test_q_k_v_and_gate_up_are_one_matrix_each():
+    specs = {spec.name: spec for spec in weight_specs(Architecture.from_config(LLAMA))}
+    qkv = specs["layers.7.qkv"]
+    assert qkv.shape == (576 + 2 * 192, 576)
+    assert [source.name.split(".")[-2] for source in qkv.sources] == ["q_proj", "k_proj", "v_proj"]
+    assert specs["layers.7.gate_up"].shape == (2 * 1536, 576)
+
+
+def test_minicpm4_8b_has_its_published_size():
+    count = parameter_count(Architecture.from_config(MINICPM4_8B))
+    assert 2 * count == pytest.approx(16.4e9, rel=0.01)  # bytes in bfloat16, as released
+
+
+def test_all_faults_are_listed_and_long_lists_are_cut():
+    architecture = Architecture.from_config(LLAMA)
+    with pytest.raises(CheckpointError) as caught:
+        check_checkpoint(architecture, {"model.norm.weight": (3,), "extra": (1,)})
+    message = caught.value.message
+    assert "272 tensors are missing: model.embed_tokens.weight, " in message
+    assert "and 264 more" in message
+    assert "1 tensors have no place in this architecture: extra" in message
+    assert "model.norm.weight is [3] instead of [576]" in message
