@@ -137,7 +137,7 @@ class Daemon:
             await asyncio.wait({first_signal, failing, loading}, return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
                 loading.result()
-                self._on_state(self._supervisor.state)
+                self._on_state()
                 await asyncio.wait({first_signal, failing}, return_when=asyncio.FIRST_COMPLETED)
             if failing.done() and self._supervisor.failure is not None:
                 raise self._supervisor.failure
@@ -171,10 +171,11 @@ class Daemon:
         await self._supervisor.stop(timeout)
         await self._server.stop()
 
-    def _on_state(self, state: State) -> None:
+    def _on_state(self, *_: object) -> None:
         """Tell systemd; READY once, when the first request would be served."""
         names = ", ".join(model.name for model in self._config.models)
-        if state is State.SERVING and self._server.models_loaded:
+        state = self._server.state
+        if state is State.SERVING:
             if not self._ready:
                 self._ready = True
                 # What is loaded now stays: the collector need not look at it again while tokens stream.
@@ -211,6 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; return its exit status."""
     options = _parse(arguments)
     notifier = Notifier.from_environment()
+    log.configure(process="daemon")
     try:
         config = read_config(options.config)
         log.configure(config.log.level, config.log.format, process="daemon")
@@ -223,7 +225,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except EdgedError as error:
         code = exit_code(error)
         notifier.status(error.message)
-        sys.stderr.write(f"edged: {error.message}\n")
+        if options.check or sys.stderr.isatty():
+            sys.stderr.write(f"edged: {error.message}\n")
+        else:
+            # No traceback: what was raised on purpose says all that helps.
+            logger.error("cannot serve", reason=error.message, exit_status=int(code))  # noqa: TRY400
         return code
     except Exception:
         logger.exception("the daemon failed")

@@ -43,8 +43,9 @@ class Address:
     def __init__(self, text: str) -> None:
         self.path: Path | None = None
         self.host, self.port = "", 0
-        if text.startswith("unix:") or "/" in text:
-            self.path = Path(text.removeprefix("unix:").replace("///", "/", 1)).absolute()
+        path = text.removeprefix("unix:")
+        if path and (path != text or "/" in text):
+            self.path = Path(path.replace("///", "/", 1)).absolute()
             return
         host, _, port = text.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:

@@ -34,7 +34,7 @@ class Control:
     Args:
         config: The configuration.
         supervisor: Runs the engine process.
-        inference: Counts requests.
+        inference: Knows the state and counts requests.
         ledger: The static budget.
         addresses: Where the daemon listens.
     """
@@ -66,7 +66,7 @@ class Control:
         """The state now."""
         supervisor = self._supervisor
         return control_pb2.GetStatusResponse(
-            state=_STATES[supervisor.state],
+            state=_STATES[self._inference.state],
             version=__version__,
             uptime_seconds=time.monotonic() - self._started,
             daemon_pid=os.getpid(),
@@ -85,7 +85,7 @@ class Control:
         supervisor = self._supervisor
         status = control_pb2.ModelStatus(
             name=model.name,
-            state=_STATES[supervisor.state],
+            state=_STATES[self._inference.state],
             executor=model.executor,
             device=model.device,
             dtype=model.dtype,

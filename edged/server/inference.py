@@ -19,6 +19,7 @@ from edged.server.validation import (
 )
 from edged.v1 import inference_pb2
 from edged.worker.messages import Finished, Started, Submit, Tokens
+from edged.worker.state import State
 
 if TYPE_CHECKING:
     from edged.config import LimitsConfig
@@ -47,6 +48,12 @@ class Inference:
         self.failed = 0
         """Requests that ended with an error."""
 
+    @property
+    def state(self) -> State:
+        """What a request finds: an engine that serves is of no use before prompts can be tokenized."""
+        state = self._supervisor.state
+        return State.LOADING if state is State.SERVING and not self._models.loaded else state
+
     async def Generate(  # noqa: N802 - the service's name
         self, request: inference_pb2.GenerateRequest, context: AnyContext
     ) -> None:
@@ -62,7 +69,9 @@ class Inference:
                 await self._stream(submit, model, context, arrived)
             except EdgedError as error:
                 self.failed += 1
-                log.info("request failed", code=error.code.name, seconds=_since(arrived))
+                log.info(
+                    "request failed", code=error.code.name, reason=error.message, seconds=_since(arrived)
+                )
                 raise
             except BaseException as error:
                 # The client went away or its deadline passed (CancelledError), or a fault of edged's own.

@@ -7,6 +7,7 @@ INTERNAL without its text, which could quote a prompt.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -57,6 +58,8 @@ def _method_handler(
         except grpc.aio.AbortError:
             raise
         except Exception:
+            if context.cancelled():  # the client went away while something was being sent to it
+                raise asyncio.CancelledError from None
             log.exception("call failed", method=name)
             failure = InternalError(
                 f"{name} failed inside the daemon; its log has the reason. Please report it with that log"

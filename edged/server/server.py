@@ -43,6 +43,7 @@ class Server:
         self._ledger = ledger
         self._listeners = Listeners(config.listen)
         self._models = ServedModels(config)
+        self._inference = Inference(self._models, supervisor, config.limits)
         self._health = Health(tuple(model.name for model in config.models))
         self._server: grpc.aio.Server | None = None
 
@@ -52,9 +53,9 @@ class Server:
         return self._listeners.addresses
 
     @property
-    def models_loaded(self) -> bool:
-        """Whether prompts can be tokenized."""
-        return self._models.loaded
+    def state(self) -> State:
+        """What a request would find now."""
+        return self._inference.state
 
     def claim(self) -> None:
         """Hold the places to listen at, before anything is loaded.
@@ -72,16 +73,15 @@ class Server:
         """
         server = grpc.aio.server(options=_options(self._config.limits))
         self._listeners.bind(server)
-        inference = Inference(self._models, self._supervisor, self._config.limits)
         control = Control(
             self._config,
             self._supervisor,
-            inference,
+            self._inference,
             self._ledger,
             self.addresses,
         )
         services = [
-            (inference_pb2.DESCRIPTOR.services_by_name["Inference"], inference),
+            (inference_pb2.DESCRIPTOR.services_by_name["Inference"], self._inference),
             (control_pb2.DESCRIPTOR.services_by_name["Control"], control),
             (health_pb2.DESCRIPTOR.services_by_name["Health"], self._health),
         ]
@@ -105,7 +105,7 @@ class Server:
 
     def update_health(self, *_: object) -> None:
         """Take the health from the supervisor's state."""
-        serving = self._supervisor.state is State.SERVING and self._models.loaded
+        serving = self.state is State.SERVING
         statuses = {WHOLE_DAEMON: serving, INFERENCE: serving}
         for model in self._config.models:
             report = self._supervisor.models.get(model.name)

@@ -1,0 +1,21 @@
+"""The daemon around the engine of `tests/worker/fake_engine.py`, whose model is as fast as one wants it.
+
+Run as `python fake_model_daemon.py --config FILE`; the settings of the model are JSON in FAKE_ENGINE.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from pathlib import Path
+
+from edged import daemon
+from edged.worker.supervisor import Supervisor
+
+ENGINE = Path(__file__).resolve().parent.parent / "worker" / "fake_engine.py"
+
+daemon.Supervisor = functools.partial(
+    Supervisor, command=(sys.executable, str(ENGINE), os.environ["FAKE_ENGINE"])
+)
+sys.exit(daemon.main())
