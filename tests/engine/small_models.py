@@ -68,6 +68,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+def model_folder(folder: Path, **changes: Any) -> Path:
+    """A folder with nothing but the configuration of a one-layer model that the kernels take."""
+    folder.mkdir(exist_ok=True)
+    config = {**CONFIGS["qwen3"], "head_dim": 64, "num_hidden_layers": 1, **changes}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 def write_model(folder: Path, family: str) -> Architecture:
     """Write a model folder with random weights."""
     config = CONFIGS[family]

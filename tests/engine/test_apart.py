@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from small_models import model_folder
 from tensorrt_case import tensorrt_rtx
-from test_commands import model_folder
 
 from edged.config import ModelConfig
 from edged.engine import apart

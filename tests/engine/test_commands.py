@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from small_models import CONFIGS
+from small_models import model_folder
 from tensorrt_case import tensorrt_rtx
 
 from edged.cli.exit_codes import ExitCode
@@ -34,13 +34,6 @@ def edgectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         return code, *capsys.readouterr()
 
     return run
-
-
-def model_folder(folder: Path, **changes: Any) -> Path:
-    folder.mkdir(exist_ok=True)
-    config = {**CONFIGS["qwen3"], "head_dim": 64, "num_hidden_layers": 1, **changes}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 def test_an_engine_from_the_command_line_to_its_removal(edgectl: Edgectl, tmp_path: Path) -> None:

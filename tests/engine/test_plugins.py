@@ -13,15 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorrt_case import tensorrt_rtx
 
-from plugins_trt.contract import DeviceArray, SelectionRule
+from plugins_trt.arena import Arena
+from plugins_trt.contract import DeviceArray, LaunchError, SelectionRule
 from plugins_trt.tensorrt import sessions
 from plugins_trt.tensorrt.attention_plugin import ALWAYS_DENSE, AttentionOperator
 from plugins_trt.tensorrt.base import make_creator, make_plugin_class
+from plugins_trt.tensorrt.device_session import DeviceSession
 from plugins_trt.tensorrt.operator import PluginError, PluginOperator, Port
 from plugins_trt.tensorrt.source_hash import source_hash
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from plugins_trt.attention.contract import Attention
 
 FIELDS: dict[str, Any] = {
     "layer": 3,
@@ -184,6 +188,55 @@ def test_a_stream_without_a_session_is_refused(trt: Any, plugin_class: Any, reco
         enqueue(trt, plugin, shapes(), stream=1)
     with pytest.raises(sessions.SessionError, match="stream 0x5ea has a session already"):
         sessions.open_session(STREAM, Recorder())
+
+
+class Stream:
+    """As much of PyCUDA's as a session asks for."""
+
+    handle = STREAM
+
+
+def device_session(launched: list[tuple[Attention, Any]], **changes: Any) -> DeviceSession:
+    arena = Arena.contiguous(8, 20, 2, 64, "bfloat16", keys=256, values=512, fine=768, coarse=1024)
+    parts: dict[str, Any] = {
+        "stream": Stream(),
+        "arena": arena,
+        "workspace": DeviceArray(0x100000, "uint8", (1 << 20,)),
+        "arrived": DeviceArray(0x200000, "int32", (2, 2)),
+        **changes,
+    }
+    return DeviceSession(lambda args, stream: launched.append((args, stream)), **parts)
+
+
+def test_a_device_session_launches_the_layers_attention_on_its_stream(trt: Any, plugin_class: Any) -> None:
+    launched: list[tuple[Attention, Any]] = []
+    plugin = plugin_class(AttentionOperator(**{**FIELDS, "qk_norm": 1}), "x").attach_to_context(None)
+    with device_session(launched) as session:
+        enqueue(trt, plugin, shapes(norms=True))
+        session.tree = True
+        enqueue(trt, plugin, shapes(norms=True))
+    (chain, stream), (tree, _) = launched
+    assert isinstance(stream, Stream)
+    assert (chain.layer, chain.arena.layers, chain.rule) == (3, 8, AttentionOperator(**FIELDS).selection)
+    assert chain.epsilon == pytest.approx(1e-5)
+    assert (chain.q_norm, chain.out.shape) == (DeviceArray(0x9000, "bfloat16", (64,)), (5, 4, 64))
+    assert chain.layout(multiprocessors=16).total > 0
+    assert chain.batch.tree_masks is None
+    assert tree.batch.tree_masks == DeviceArray(0x6000, "int64", (5,))
+    with pytest.raises(sessions.SessionError, match="has no session"):
+        enqueue(trt, plugin, shapes(norms=True))
+
+
+def test_what_the_kernels_refuse_is_refused_by_the_node_with_the_arguments_name(
+    trt: Any, plugin_class: Any
+) -> None:
+    from plugins_trt.tensorrt.logger import record
+
+    record.clear()
+    plugin = plugin_class(AttentionOperator(**FIELDS), "x").attach_to_context(None)
+    with device_session([], arrived=None), pytest.raises(LaunchError, match=r"^arrived: missing"):
+        enqueue(trt, plugin, shapes())
+    assert record.reason().startswith("arrived: missing")
 
 
 @pytest.mark.parametrize(

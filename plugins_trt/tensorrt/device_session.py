@@ -1,0 +1,93 @@
+"""The session of a model on a GPU: its pages, its scratch memory and its kernels, for the nodes of its engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from plugins_trt.attention.contract import Attention
+from plugins_trt.tensorrt import sessions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Self
+
+    from plugins_trt.arena import Arena
+    from plugins_trt.contract import DeviceArray
+
+
+class DeviceSession:
+    """A :class:`plugins_trt.tensorrt.sessions.Session`; open while it is entered as a context.
+
+    The memory belongs to whoever made it. Nodes of a step run one after the other on one stream, so they share the
+    scratch memory.
+
+    Attributes:
+        tree: Whether the next step verifies a tree. It is read when a step is enqueued or captured, not when a
+            captured one is replayed.
+    """
+
+    def __init__(
+        self,
+        attend: Callable[[Attention, Any], None],
+        *,
+        stream: Any,  # noqa: ANN401 - PyCUDA is untyped
+        arena: Arena,
+        workspace: DeviceArray,
+        arrived: DeviceArray | None,
+    ) -> None:
+        """Takes the parts.
+
+        Args:
+            attend: The kernels: a :class:`plugins_trt.attention.launch.Attender`.
+            stream: The PyCUDA stream whose handle TensorRT gets.
+            arena: The model's pages.
+            workspace: Scratch memory, at least `plugins_trt.attention.contract.Layout.total` of the largest bucket.
+            arrived: Counters, zero before the first step; None where every query is dense.
+        """
+        self.tree = False
+        self._attend = attend
+        self._stream = stream
+        self._arena = arena
+        self._workspace = workspace
+        self._arrived = arrived
+
+    def __enter__(self) -> Self:
+        """Let the nodes find it.
+
+        Raises:
+            SessionError: The stream has a session.
+        """
+        sessions.open_session(int(self._stream.handle), self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        sessions.close_session(int(self._stream.handle))
+
+    def attend(self, call: sessions.AttentionCall) -> None:
+        """Enqueue one layer.
+
+        Raises:
+            LaunchError: An argument is refused; nothing ran.
+        """
+        self._attend(
+            Attention(
+                batch=call.batch,
+                arena=self._arena,
+                layer=call.layer,
+                q=call.q,
+                k=call.k,
+                v=call.v,
+                out=call.out,
+                cosine=call.cosine,
+                sine=call.sine,
+                workspace=self._workspace,
+                arrived=self._arrived,
+                q_norm=call.q_norm,
+                k_norm=call.k_norm,
+                epsilon=call.epsilon,
+                rule=call.selection,
+            ),
+            self._stream,
+        )

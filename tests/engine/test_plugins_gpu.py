@@ -1,0 +1,206 @@
+"""An attention node on a GPU: what it enqueues through TensorRT's base classes equals a launch of the kernels alone."""
+
+from __future__ import annotations
+
+import atexit
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from tensorrt_case import tensorrt_rtx
+
+from plugins_trt.arena import Arena
+from plugins_trt.contract import Batch, DeviceArray, SelectionRule
+from plugins_trt.tensorrt.attention_plugin import ALWAYS_DENSE, AttentionOperator
+from plugins_trt.tensorrt.base import make_plugin_class
+from plugins_trt.tensorrt.device_session import DeviceSession
+
+pytestmark = pytest.mark.gpu
+
+HEADS, KV_HEADS, DIM, LAYERS, PAGES, PER_SEQUENCE = 8, 2, 64, 2, 40, 16
+WIDTH = (HEADS + 2 * KV_HEADS) * DIM
+RULE = SelectionRule(init_blocks=1, window=128, top_k=4, dense_below=256)
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Any:
+    """Torch, a PyCUDA stream that torch uses too, and the kernels."""
+    import torch
+    from pycuda import driver
+
+    from plugins_trt.registry import Kernels
+
+    torch.zeros(1, device="cuda")
+    driver.init()
+    context = driver.Device(0).retain_primary_context()
+    context.push()
+    atexit.register(context.pop)
+    stream = driver.Stream()
+    torch.cuda.set_stream(torch.cuda.ExternalStream(stream.handle))
+
+    @dataclass
+    class Gpu:
+        torch: Any
+        stream: Any
+        kernels: Any
+
+    return Gpu(torch, stream, Kernels.of_current_device())
+
+
+class Step:
+    """Tensors of one step of two sequences, in pages that earlier tokens fill."""
+
+    def __init__(self, gpu: Any, lengths: list[int], new: list[int], *, tree: bool) -> None:
+        torch = gpu.torch
+        random = torch.Generator("cuda").manual_seed(1)
+
+        def normal(*shape: int) -> Any:
+            return torch.randn(shape, generator=random, device="cuda").to(torch.bfloat16)
+
+        def int32(values: list[int]) -> Any:
+            return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+        tokens = sum(new)
+        self.pools = [normal(LAYERS, PAGES, KV_HEADS, slots, DIM) for slots in (64, 64, 4, 1)]
+        order = torch.randperm(PAGES, generator=random, device="cuda")[: 2 * PER_SEQUENCE]
+        starts = [0, new[0], tokens]
+        own = [row for count in new for row in range(count)]
+        depths = [min(row, 1) for row in own] if tree else own  # a root with leaves, or a chain
+        words = [1 | 1 << row for row in own] if tree else [0] * tokens
+        stored = [length for length, count in zip(lengths, new, strict=True) for _ in range(count)]
+        self.positions = int32([base + depth for base, depth in zip(stored, depths, strict=True)])
+        halves = torch.tensor(words, dtype=torch.int64, device="cuda").view(torch.int32).view(tokens, 2)
+        angles = torch.outer(
+            torch.arange(2048, device="cuda"), 10000.0 ** -torch.linspace(0, 1, 32, device="cuda")
+        )
+        self.inputs = [
+            normal(tokens, WIDTH),
+            self.positions,
+            int32(starts),
+            int32(lengths),
+            order.to(torch.int32).view(2, PER_SEQUENCE).contiguous(),
+            halves.contiguous(),
+            angles.cos().contiguous(),
+            angles.sin().contiguous(),
+            normal(DIM),
+            normal(DIM),
+        ]
+        self.out = torch.full((tokens, HEADS * DIM), float("nan"), dtype=torch.bfloat16, device="cuda")
+
+    @property
+    def arena(self) -> Arena:
+        keys, values, fine, coarse = (pool.data_ptr() for pool in self.pools)
+        return Arena.contiguous(
+            LAYERS, PAGES, KV_HEADS, DIM, "bfloat16", keys=keys, values=values, fine=fine, coarse=coarse
+        )
+
+
+def descriptions(trt: Any, tensors: list[Any]) -> list[Any]:
+    names = {
+        "torch.bfloat16": trt.DataType.BF16,
+        "torch.int32": trt.DataType.INT32,
+        "torch.float32": trt.DataType.FLOAT,
+    }
+    result = []
+    for tensor in tensors:
+        each = trt.PluginTensorDesc()
+        each.dims, each.type, each.format = (
+            list(tensor.shape),
+            names[str(tensor.dtype)],
+            trt.TensorFormat.LINEAR,
+        )
+        result.append(each)
+    return result
+
+
+@pytest.mark.parametrize("rule", [None, RULE], ids=["dense", "sparse"])
+@pytest.mark.parametrize(
+    ("lengths", "new", "tree"),
+    [([700, 90], [1, 1], False), ([700, 90], [5, 3], True), ([640, 63], [100, 80], False)],
+    ids=["decode", "tree", "chunk"],
+)
+def test_a_node_equals_the_kernels_launched_alone_also_in_a_captured_graph(
+    lengths: list[int], new: list[int], tree: bool, rule: SelectionRule | None, gpu: Any
+) -> None:
+    from plugins_trt.attention.contract import Attention
+    from plugins_trt.attention.launch import Attender
+
+    trt = tensorrt_rtx().module
+    torch = gpu.torch
+    step, alone = (Step(gpu, lengths, new, tree=tree) for _ in range(2))
+    workspace = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+    arrived = torch.zeros(2, KV_HEADS, dtype=torch.int32, device="cuda")
+    attender = Attender(gpu.kernels, dtype="bfloat16", heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM)
+    operator = AttentionOperator(
+        layer=1,
+        heads=HEADS,
+        kv_heads=KV_HEADS,
+        head_dim=DIM,
+        qk_norm=1,
+        epsilon=1e-6,
+        dense_below=ALWAYS_DENSE if rule is None else rule.dense_below,
+        init_blocks=0 if rule is None else rule.init_blocks,
+        window=0 if rule is None else rule.window,
+        top_k=0 if rule is None else rule.top_k,
+        local_blocks=0 if rule is None else rule.local,
+        lse="approximate",
+    )
+    node = make_plugin_class(trt)(operator, "layers.1.attention").attach_to_context(None)
+    ins, outs = descriptions(trt, step.inputs), descriptions(trt, [step.out])
+    node.on_shape_change(ins, outs)
+    pointers = [tensor.data_ptr() for tensor in step.inputs]
+    session = DeviceSession(
+        attender,
+        stream=gpu.stream,
+        arena=step.arena,
+        workspace=DeviceArray.of(workspace),
+        arrived=DeviceArray.of(arrived),
+    )
+    session.tree = tree
+
+    def run() -> None:
+        node.enqueue(ins, outs, pointers, [step.out.data_ptr()], 0, gpu.stream.handle)
+
+    qkv, positions, starts, stored, tables, masks, cosine, sine, q_norm, k_norm = alone.inputs
+    heads = qkv.view(sum(new), -1, DIM)
+    attender(
+        Attention(
+            batch=Batch(
+                sequence_starts=DeviceArray.of(starts),
+                lengths=DeviceArray.of(stored),
+                page_tables=DeviceArray.of(tables),
+                positions=DeviceArray.of(positions),
+                tree_masks=DeviceArray(masks.data_ptr(), "int64", (sum(new),)) if tree else None,
+            ),
+            arena=alone.arena,
+            layer=1,
+            q=DeviceArray.of(heads[:, :HEADS]),
+            k=DeviceArray.of(heads[:, HEADS : HEADS + KV_HEADS]),
+            v=DeviceArray.of(heads[:, HEADS + KV_HEADS :]),
+            out=DeviceArray.of(alone.out.view(sum(new), HEADS, DIM)),
+            cosine=DeviceArray.of(cosine),
+            sine=DeviceArray.of(sine),
+            workspace=DeviceArray.of(workspace),
+            arrived=DeviceArray.of(arrived),
+            q_norm=DeviceArray.of(q_norm),
+            k_norm=DeviceArray.of(k_norm),
+            epsilon=operator.epsilon,
+            rule=rule,
+        ),
+        gpu.stream,
+    )
+    with session:
+        run()
+        torch.cuda.synchronize()
+        assert torch.isfinite(alone.out).all()
+        assert torch.equal(step.out, alone.out)
+        for mine, theirs in zip(step.pools, alone.pools, strict=True):
+            assert torch.equal(mine, theirs)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+            run()
+    for _ in range(3):
+        step.out.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(step.out, alone.out)
