@@ -1,37 +1,33 @@
-"""`edged::Attention` in numpy, one query at a time, for ONNX's reference evaluator."""
+"""`edged::Attention` from the operators' own references, for ONNX's reference evaluator."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
+import torch
 from onnx.reference.op_run import OpRun
 
-PAGE = 64
+from plugins_trt.append import reference as append_reference
+from plugins_trt.append.reference import Pages
+from plugins_trt.decode_attention.reference import attend
+from plugins_trt.decode_selection.reference import block_scores, choose
+from plugins_trt.tensorrt.attention_plugin import AttentionOperator
 
 
-class Pages:
-    """Keys and values of every layer; the running test's are in `current`, where the operator finds them."""
+class LayerPages:
+    """The pages of every layer; the running test's are in `current`, where the operator finds them."""
 
-    current: Pages
+    current: LayerPages
 
     def __init__(self, layers: int, pages: int, kv_heads: int, head_dim: int) -> None:
-        shape = (layers, pages, PAGE, kv_heads, head_dim)
         # What was never stored must never be read.
-        self.keys = np.full(shape, np.nan, np.float32)
-        self.values = np.full(shape, np.nan, np.float32)
-        Pages.current = self
-
-
-def _norm(x: Any, weight: Any, epsilon: float) -> Any:
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon) * weight
-
-
-def _rotate(x: Any, cosine: Any, sine: Any) -> Any:
-    """`[T, heads, D]` by `[T, D / 2]`."""
-    first, second = np.split(x, 2, axis=-1)
-    cosine, sine = cosine[:, None, :], sine[:, None, :]
-    return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+        self.layers = [
+            Pages(*(torch.full((pages, kv_heads, slots, head_dim), torch.nan) for slots in (64, 64, 4, 1)))
+            for _ in range(layers)
+        ]
+        LayerPages.current = self
 
 
 class Attention(OpRun):
@@ -52,37 +48,63 @@ class Attention(OpRun):
         **attributes: Any,
     ) -> tuple[Any]:
         heads, kv_heads, dim = (attributes[name] for name in ("heads", "kv_heads", "head_dim"))
+        pages = LayerPages.current.layers[attributes["layer"]]
         tokens = qkv.shape[0]
-        q, k, v = np.split(qkv.reshape(tokens, -1, dim), [heads, heads + kv_heads], axis=1)
-        if attributes["qk_norm"]:
-            q = _norm(q, q_norm, attributes["epsilon"])
-            k = _norm(k, k_norm, attributes["epsilon"])
-        q = _rotate(q, cosine[positions], sine[positions])
-        k = _rotate(k, cosine[positions], sine[positions])
-        keys = Pages.current.keys[attributes["layer"]]
-        values = Pages.current.values[attributes["layer"]]
-        out = np.zeros((tokens, heads, dim), np.float32)
-        for sequence, length in enumerate(lengths):
-            start, end = sequence_starts[sequence], sequence_starts[sequence + 1]
-            table = page_tables[sequence]
-            for token in range(start, end):
-                slot = length + token - start
-                keys[table[slot // PAGE], slot % PAGE] = k[token]
-                values[table[slot // PAGE], slot % PAGE] = v[token]
-            slots = np.arange(length + end - start)
-            seen_keys, seen_values = (x[table[slots // PAGE], slots % PAGE] for x in (keys, values))
-            for token in range(start, end):
-                mask = int(tree_masks[token].view(np.uint64)[0])
-                # Stored tokens, and of the step's own those that the mask names (a chain's names all up to itself;
-                # chunks longer than a mask word are chains).
-                own = np.arange(end - start)
-                named = own <= token - start
-                if end - start <= 64:
-                    named = np.array([bool(mask >> int(node) & 1) for node in own])
-                visible = np.concatenate([np.ones(length, bool), named])
-                for head in range(heads):
-                    group = head // (heads // kv_heads)
-                    scores = seen_keys[visible, group] @ q[token, head] / np.sqrt(dim)
-                    weights = np.exp(scores - scores.max())
-                    out[token, head] = weights @ seen_values[visible, group] / weights.sum()
-        return (out.reshape(tokens, -1),)
+        q, k, v = torch.from_numpy(qkv).view(tokens, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
+        table = torch.from_numpy(page_tables)
+        masks = [int(word) for word in np.ascontiguousarray(tree_masks).view(np.uint64)[:, 0]]
+        # A session says whether a step verifies a tree; here, masks that are no chain's do.
+        starts, stored = [int(each) for each in sequence_starts], [int(each) for each in lengths]
+        is_tree = any(
+            masks[row] != (2 << (row - start)) - 1
+            for start, end in itertools.pairwise(starts)
+            for row in range(start, min(end, start + 64))
+        )
+        appended = append_reference.append(
+            pages,
+            q,
+            k,
+            v,
+            sequence_starts=starts,
+            lengths=stored,
+            page_tables=table,
+            positions=torch.from_numpy(positions),
+            cosine=torch.from_numpy(cosine),
+            sine=torch.from_numpy(sine),
+            q_norm=None if q_norm is None else torch.from_numpy(q_norm),
+            k_norm=None if k_norm is None else torch.from_numpy(k_norm),
+            epsilon=attributes["epsilon"],
+            tree_masks=masks if is_tree else None,
+        )
+        rule = _rule(attributes)
+        out = torch.zeros(tokens, heads, dim)
+        for sequence, length in enumerate(stored):
+            for token in range(starts[sequence], starts[sequence + 1]):
+                q_row, position = appended.q[token], int(positions[token])
+                mask = masks[token] if is_tree else None
+                chosen = None
+                if rule is not None and position + 1 >= rule.dense_below:
+                    scores = block_scores(
+                        pages,
+                        q_row,
+                        table[sequence],
+                        length=length,
+                        position=position,
+                        rule=rule,
+                        mask=mask,
+                        start=starts[sequence],
+                        node_fine=appended.node_fine,
+                        node_coarse=appended.node_coarse,
+                    )
+                    chosen = choose(scores, rule)
+                out[token] = attend(
+                    pages, q_row, table[sequence], length=length, position=position, mask=mask, chosen=chosen
+                )
+        return (out.reshape(tokens, -1).numpy(),)
+
+
+def _rule(attributes: dict[str, Any]) -> Any:
+    """The rule as the plugin reads it from the node, for heads that no kernel takes too."""
+    names = AttentionOperator.field_types()
+    fields = {name: attributes[name] for name in names}
+    return AttentionOperator(**{**fields, "heads": 2, "kv_heads": 1, "head_dim": 64}).selection

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
-from reference_attention import Attention, Pages
+from reference_attention import Attention, LayerPages
 from safetensors.numpy import load_file
 from small_models import CONFIGS, Sequences, write_model
 
@@ -57,21 +57,24 @@ def graph_inputs(batch: StepBatch, masks: list[int] | None = None) -> dict[str, 
 class GraphRunner:
     """Runs the graph of a model folder with ONNX's reference evaluator."""
 
-    def __init__(self, folder: Path, architecture: Architecture, pages: int) -> None:
-        self.pages = Pages(architecture.layers, pages, architecture.kv_heads, architecture.head_dim)
+    def __init__(
+        self, folder: Path, architecture: Architecture, pages: int, rule: SelectionRule | None = None
+    ) -> None:
+        self.pages = LayerPages(architecture.layers, pages, architecture.kv_heads, architecture.head_dim)
         tensors = load_file(folder / "model.safetensors")
         self.constants = {
             spec.name: np.concatenate([tensors[source.name] for source in spec.sources])
             for spec in weight_specs(architecture)
         }
         self.constants["rope_cosine"], self.constants["rope_sine"] = rope_tables(architecture, CONTEXT)
-        spec = GraphSpec(architecture, "float32")
+        spec = GraphSpec(architecture, "float32", rule)
         self.constants.update({name: self.constants[source] for name, source in spec.aliases().items()})
         model = emit(spec)
         onnx.checker.check_model(model, full_check=True)
         self.evaluator = ReferenceEvaluator(model, new_ops=[Attention])
 
     def logits(self, inputs: dict[str, Any]) -> Any:
+        LayerPages.current = self.pages
         outputs: list[Any] = list(self.evaluator.run(None, {**self.constants, **inputs}))
         return outputs[0]
 
@@ -95,6 +98,47 @@ def test_the_graph_gives_the_logits_of_the_torch_executor(family: str, tmp_path:
         found = graph.logits(graph_inputs(batch))
         assert found.shape == expected.shape
         np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-4 * np.abs(expected).max())
+
+
+def test_sparse_attention_that_chooses_every_block_gives_the_dense_logits_and_few_blocks_do_not(
+    tmp_path: Path,
+) -> None:
+    architecture = write_model(tmp_path, "qwen3")
+    steps = [{0: 120}, {0: 80, 1: 30}, {0: 1, 1: 1}]
+
+    def run(rule: SelectionRule | None) -> list[Any]:
+        graph = GraphRunner(tmp_path, architecture, 8, rule)
+        sequences = Sequences(2, 4, architecture.vocabulary)
+        return [graph.logits(graph_inputs(sequences.step(new))) for new in steps]
+
+    dense = run(None)
+    every = run(SelectionRule(init_blocks=1, window=64, top_k=8, dense_below=0))
+    few = run(SelectionRule(init_blocks=0, window=0, top_k=1, dense_below=0))
+    for mine, theirs in zip(every, dense, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+    assert np.abs(few[2] - dense[2]).max() > 1e-2
+
+
+def test_logits_do_not_depend_on_how_a_prompt_is_cut(tmp_path: Path) -> None:
+    architecture = write_model(tmp_path, "llama")
+    rule = SelectionRule(init_blocks=1, window=64, top_k=2, dense_below=150)
+
+    def run(cuts: list[int]) -> Any:
+        graph = GraphRunner(tmp_path, architecture, 4, rule)
+        sequences = Sequences(1, 4, architecture.vocabulary)
+        ids = np.random.default_rng(0).integers(0, architecture.vocabulary, 230).astype(np.int32)
+        logits = None
+        for size in cuts:
+            first = sequences.lengths[0]
+            inputs = graph_inputs(sequences.step({0: size}))
+            inputs["token_ids"] = ids[first : first + size]
+            inputs["logit_rows"] = np.array([size - 1], np.int32)
+            logits = graph.logits(inputs)
+        return logits
+
+    whole = run([230])
+    for cuts in ([100, 130], [64, 64, 64, 38], [229, 1]):
+        np.testing.assert_allclose(run(cuts), whole, rtol=1e-4, atol=1e-5)
 
 
 def test_padding_rows_and_empty_sequences_change_nothing(tmp_path: Path) -> None:
