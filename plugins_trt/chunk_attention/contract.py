@@ -6,14 +6,16 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from plugins_trt.chunk_selection.contract import bitmap_words, ceil_div, check_chain, check_queries
+from plugins_trt.chunk_selection.contract import bitmap_words, check_chain, check_queries
 from plugins_trt.contract import (
-    ELEMENT_BYTES,
     Batch,
     DeviceArray,
     LaunchError,
+    ceil_div,
     check_array,
     check_at_least,
+    check_workspace,
+    round_up,
 )
 
 if TYPE_CHECKING:
@@ -74,8 +76,8 @@ class DensePlan:
         return cls(
             tiles=tokens // tile_tokens + sequences + 1,
             splits=splits,
-            parts_bytes=ceil_div(rows * head_dim * 4, 256) * 256,
-            logs_bytes=ceil_div(rows * 4, 256) * 256,
+            parts_bytes=round_up(rows * head_dim * 4, 256),
+            logs_bytes=round_up(rows * 4, 256),
         )
 
 
@@ -158,11 +160,7 @@ class ChunkAttention:
         )
         if plan.workspace_bytes == 0:
             return plan
-        if self.workspace is None or self.workspace.pointer == 0 or self.workspace.pointer % 16:
-            raise LaunchError(
-                f"workspace: this bucket needs {plan.workspace_bytes} bytes that begin at a multiple of 16"
-            )
-        size = math.prod(self.workspace.shape) * ELEMENT_BYTES.get(self.workspace.dtype, 1)
-        if size < plan.workspace_bytes:
-            raise LaunchError(f"workspace: {size} bytes, this bucket needs {plan.workspace_bytes}")
+        if self.workspace is None:
+            raise LaunchError(f"workspace: missing, this bucket needs {plan.workspace_bytes} bytes")
+        check_workspace("workspace", self.workspace, plan.workspace_bytes)
         return plan

@@ -38,7 +38,7 @@ struct DenseTile {
 // Rows of a tile: row r is token r / group, head r % group of the KV head's.
 template <typename E, int kDim, bool kSplit>
 __device__ __forceinline__ void dense_chunk(const DenseArguments& args) {
-    extern __shared__ __align__(128) unsigned char memory[];
+    extern __shared__ __align__(256) unsigned char memory[];
     __shared__ DenseTile kept;
     constexpr u32 kTileBytes = kPage * kDim * 2;
     const u32 q_tile = shared_address(memory);

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from plugins_trt.arena import Pool
 from plugins_trt.chunk_attention.contract import DENSE_ROWS, ChunkAttention
-from plugins_trt.chunk_selection.contract import bitmap_words, ceil_div, row_stride
-from plugins_trt.contract import BLOCK, KERNEL_DTYPES, Batch, LaunchError
+from plugins_trt.chunk_selection.contract import bitmap_words, row_stride
+from plugins_trt.contract import BLOCK, KERNEL_DTYPES, Batch, LaunchError, ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -94,7 +94,7 @@ __device__ __forceinline__ void weigh(u32 (&p)[kKeys / 8][2], float (&o)[kDim / 
 // kWarps warps, kSplit of them a token; a warp's ring holds kSlots tiles of kSlotKeys keys or values.
 template <typename E, int kDim, int kSplit, int kSlotKeys, int kSlots>
 __device__ __forceinline__ void sparse_chunk(const SparseArguments& args) {
-    extern __shared__ __align__(128) unsigned char memory[];
+    extern __shared__ __align__(256) unsigned char memory[];
     constexpr int kWarps = 8, kThreads = kWarps * 32, kTokens = kWarps / kSplit;
     constexpr u32 kSlotBytes = kSlotKeys * kDim * 2;
     constexpr u32 kRingBytes = kSlots * kSlotBytes;

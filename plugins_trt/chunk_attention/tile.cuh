@@ -92,25 +92,31 @@ __device__ __forceinline__ void copy_rows(u32 tile, const u16* rows, int valid, 
     }
 }
 
+// The addresses of fragments. Tiles begin at multiples of 256 bytes and `row` is a multiple of 8, so that a step
+// along the row changes the address by an exclusive or, as the pieces are permuted: one register serves all steps.
+
 // The 16 x 16 fragment A of rows `row` .. `row` + 15, elements 16 `step` .. 16 `step` + 15 of a swizzled tile.
 template <int kDim>
 __device__ __forceinline__ void load_rows(u32 (&a)[4], u32 tile, int row, int step) {
     const int lane = (int)(threadIdx.x & 31);
-    load_matrices(a, tile + swizzled<kDim>(row + (lane & 15), step * 2 + (lane >> 4)));
+    const u32 first = tile + swizzled<kDim>(lane & 15, lane >> 4);
+    load_matrices(a, (first ^ (u32)(step << 5)) + (u32)(row * kDim * 2));
 }
 
 // Two fragments B (b[0], b[1] and b[2], b[3]) of 16 rows that are columns of the product: keys of q k^T.
 template <int kDim>
 __device__ __forceinline__ void load_columns(u32 (&b)[4], u32 tile, int row, int step) {
     const int lane = (int)(threadIdx.x & 31);
-    load_matrices(b, tile + swizzled<kDim>(row + (lane & 7) + ((lane & 16) >> 1), step * 2 + ((lane >> 3) & 1)));
+    const u32 first = tile + swizzled<kDim>((lane & 7) + ((lane & 16) >> 1), (lane >> 3) & 1);
+    load_matrices(b, (first ^ (u32)(step << 5)) + (u32)(row * kDim * 2));
 }
 
 // Two fragments B of 16 rows along the sum and elements 16 `step` .. + 15 as columns: values of p v.
 template <int kDim>
 __device__ __forceinline__ void load_columns_transposed(u32 (&b)[4], u32 tile, int row, int step) {
     const int lane = (int)(threadIdx.x & 31);
-    load_matrices_transposed(b, tile + swizzled<kDim>(row + (lane & 15), step * 2 + (lane >> 4)));
+    const u32 first = tile + swizzled<kDim>(lane & 15, lane >> 4);
+    load_matrices_transposed(b, (first ^ (u32)(step << 5)) + (u32)(row * kDim * 2));
 }
 
 // The running softmax of the two rows (lane / 4 and + 8) that a thread holds of a 16-row tile.

@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING
 
 from plugins_trt.contract import (
     BLOCK,
-    ELEMENT_BYTES,
     Batch,
     DeviceArray,
     LaunchError,
     SelectionRule,
+    ceil_div,
     check_array,
     check_at_least,
     check_heads,
+    check_rows,
+    check_workspace,
+    round_up,
 )
 
 if TYPE_CHECKING:
@@ -33,11 +36,6 @@ SHARE_PAGES = 2048
 _STAGE_PAGES = 16
 
 
-def ceil_div(a: int, b: int) -> int:
-    """The quotient rounded up."""
-    return -(-a // b)
-
-
 def bitmap_words(max_pages: int) -> int:
     """32-bit words of one query's bitmap of blocks."""
     return ceil_div(max_pages, 32)
@@ -46,24 +44,13 @@ def bitmap_words(max_pages: int) -> int:
 def check_queries(name: str, array: DeviceArray, arena: Arena, tokens: int) -> None:
     """Refuses queries (or outputs) that are not `[T, H, D]` rows of the arena's dtype, each row without gaps.
 
-    Rows may lie further apart than H x D elements, as in a fused projection's output.
-
     Raises:
         LaunchError: naming the argument.
     """
-    if len(array.shape) != 3 or array.shape[0] != tokens or array.shape[2] != arena.head_dim:
+    if len(array.shape) != 3:
         raise LaunchError(f"{name}: shape {array.shape}, must be ({tokens}, heads, {arena.head_dim})")
     check_heads(array.shape[1], arena.kv_heads, arena.head_dim)
-    row = DeviceArray(
-        array.pointer, array.dtype, array.shape[1:], None if array.strides is None else array.strides[1:]
-    )
-    check_array(name, row, arena.dtype, row.shape)
-    stride = row_stride(array)
-    if stride % 8 or (tokens > 1 and stride < array.shape[1] * array.shape[2]):
-        raise LaunchError(
-            f"{name}: a stride of {stride} elements from token to token, must be a multiple of 8 and at least "
-            f"{array.shape[1] * array.shape[2]}"
-        )
+    check_rows(name, array, arena.dtype, (tokens, array.shape[1], arena.head_dim))
 
 
 def row_stride(array: DeviceArray) -> int:
@@ -125,16 +112,16 @@ class SelectionPlan:
         splits = max(1, min(8, 2 * multiprocessors // full, max_pages // _STAGE_PAGES))
         splits = max(splits, ceil_div(max_pages, SHARE_PAGES))
         share = ceil_div(max_pages * full, 16 * multiprocessors)
-        split_pages = min(512, max(32, ceil_div(share, _STAGE_PAGES) * _STAGE_PAGES))
-        score_stride = ceil_div(max_pages, 8) * 8
+        split_pages = min(512, max(32, round_up(share, _STAGE_PAGES)))
+        score_stride = round_up(max_pages, 8)
         return cls(
             tiles=tokens // TILE_TOKENS + sequences + 1,
             splits=splits,
             split_pages=split_pages,
             page_splits=ceil_div(max_pages, split_pages),
             score_stride=score_stride,
-            sums_bytes=ceil_div(splits * tokens * heads * 8, 256) * 256,
-            scores_bytes=ceil_div(kv_heads * tokens * score_stride * 4, 256) * 256,
+            sums_bytes=round_up(splits * tokens * heads * 8, 256),
+            scores_bytes=round_up(kv_heads * tokens * score_stride * 4, 256),
         )
 
 
@@ -178,10 +165,6 @@ class ChunkSelection:
         words = bitmap_words(self.batch.max_pages)
         shape = (self.arena.kv_heads, self.batch.tokens, words)
         check_array("chosen", self.chosen, ("int32", "uint32"), shape, alignment=4)
-        if self.workspace.pointer == 0 or self.workspace.pointer % 16:
-            raise LaunchError(
-                f"workspace: pointer {self.workspace.pointer:#x}, must be a multiple of 16 and not null"
-            )
         if self.scale is not None and not (self.scale > 0.0 and math.isfinite(self.scale)):
             raise LaunchError(f"scale: {self.scale}, must be positive and finite")
 
@@ -204,7 +187,5 @@ class ChunkSelection:
             max_pages=self.batch.max_pages,
             multiprocessors=multiprocessors,
         )
-        size = math.prod(self.workspace.shape) * ELEMENT_BYTES.get(self.workspace.dtype, 1)
-        if size < plan.workspace_bytes:
-            raise LaunchError(f"workspace: {size} bytes, this bucket needs {plan.workspace_bytes}")
+        check_workspace("workspace", self.workspace, plan.workspace_bytes)
         return plan

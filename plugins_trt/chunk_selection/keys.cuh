@@ -131,10 +131,13 @@ struct Stage {
                                                     const Queries<kDim, kTiles>& q) {
         const int lane = (int)(threadIdx.x & 31), index = lane & 15;
         const int row = kSlots == 4 ? index * 4 + tile : tile * 16 + index;
+        // Rows begin at multiples of their size: a step changes the address by an exclusive or, as the pieces are
+        // permuted, and needs no register of its own.
+        const u32 first = stage + offset(row, lane >> 4);
 #pragma unroll
         for (int step = 0; step < kDim / 16; ++step) {
             u32 a[4];
-            load_matrices(a, stage + offset(row, step * 2 + (lane >> 4)));
+            load_matrices(a, first ^ (u32)(step << 5));
 #pragma unroll
             for (int n = 0; n < 2 * kTiles; ++n)
                 if (step == 0)

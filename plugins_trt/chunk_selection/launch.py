@@ -11,10 +11,9 @@ from plugins_trt.chunk_selection.contract import (
     ChunkSelection,
     SelectionPlan,
     bitmap_words,
-    ceil_div,
     row_stride,
 )
-from plugins_trt.contract import KERNEL_DTYPES, Batch
+from plugins_trt.contract import KERNEL_DTYPES, Batch, ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Callable

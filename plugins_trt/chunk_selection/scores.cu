@@ -4,7 +4,7 @@
 
 template <typename E, int kDim, int kTiles>
 __device__ __forceinline__ void block_scores(const SelectionArguments& args) {
-    extern __shared__ __align__(128) unsigned char memory[];
+    extern __shared__ __align__(256) unsigned char memory[];
     __shared__ u64 barriers[2 * kStages];
     using Keys = Stage<kDim, 4>;
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;

@@ -4,7 +4,7 @@
 
 template <typename E, int kDim, int kTiles, int kSlots>
 __device__ __forceinline__ void statistics(const SelectionArguments& args) {
-    extern __shared__ __align__(128) unsigned char memory[];
+    extern __shared__ __align__(256) unsigned char memory[];
     __shared__ u64 barriers[2 * kStages];
     using Keys = Stage<kDim, kSlots>;
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
@@ -62,7 +62,7 @@ __device__ __forceinline__ void statistics(const SelectionArguments& args) {
         load_stage(index + Ring::kAhead);
         ring.wait_whole(index);
         const u32 stage = stages + (u32)(index % kStages) * Keys::kBytes;
-#pragma unroll(kUnroll >= 2 ? 2 : 1)
+#pragma unroll(kUnroll >= 2 && kSlots == 1 ? 2 : 1)
         for (int t = 0; t < 4; ++t) {
             float s[2 * kTiles][4];
             Keys::template multiply<E, kTiles>(s, stage, t, q);
