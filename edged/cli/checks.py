@@ -11,6 +11,7 @@ import stat
 import sys
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edged import __version__
@@ -23,7 +24,6 @@ from edged.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 OK, NOTE, WARNING, FAILURE = "ok", "note", "warn", "FAIL"
 
@@ -227,9 +227,16 @@ def _place_finding(path: Path) -> Finding:
     return Finding("socket", OK, f"a daemon of this user listens at {path}{left}")
 
 
-def check_disk(folder: Path) -> Iterator[Finding]:
-    """Room for an import in ``folder``."""
-    free = shutil.disk_usage(folder).free
+def check_disk() -> Iterator[Finding]:
+    """Room for an import in the folder that the user is in."""
+    try:
+        folder = Path.cwd()
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        yield Finding(
+            "disk", WARNING, f"this folder cannot be used: {error.strerror}", "go to one that exists"
+        )
+        return
     if free < 2**30:
         yield Finding("disk", WARNING, f"{format_size(free)} free in {folder}", "make room before an import")
     else:

@@ -60,7 +60,7 @@ def _examine(config: Path | None, address: str | None) -> list[Finding]:
 
         config_findings, wants_gpu = check_config(config.expanduser())
     findings += checks.check_torch(wants_gpu=wants_gpu)
-    findings += [*checks.check_memory(), *checks.check_limits(), *checks.check_disk(Path.cwd())]
+    findings += [*checks.check_memory(), *checks.check_limits(), *checks.check_disk()]
     findings += checks.check_socket(address)
     if config is None:
         findings.append(

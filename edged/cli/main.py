@@ -153,6 +153,11 @@ def main(arguments: list[str] | None = None) -> int:
         return ExitCode.PIPE_CLOSED
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
+    except OSError as error:
+        detach_stdout()
+        name = f"{error.filename}: " if error.filename else ""
+        say_error(f"the system refused: {name}{error.strerror or error}")
+        return ExitCode.FILE
     return status
 
 
@@ -167,7 +172,7 @@ def _run(arguments: list[str]) -> int:
         return ExitCode.USAGE
     except typer.Abort:
         return ExitCode.INTERRUPTED
-    except (PipeClosedError, KeyboardInterrupt):
+    except (PipeClosedError, OSError, KeyboardInterrupt):
         raise
     except ImportError as error:
         say_error(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
@@ -23,9 +25,15 @@ _CONTROLS: Mapping[int, str] = {
 
 
 def prepare_streams() -> None:
-    """Let characters that the terminal's encoding lacks become ``?`` instead of an exception."""
+    """Make the three streams usable whatever started this process.
+
+    A stream that was closed reads and writes nothing, and characters that the terminal's encoding lacks become ``?``.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - for the process's life
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 

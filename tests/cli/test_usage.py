@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
 
 import pytest
+from edgectl_process import COMMAND
 
 from edged import __version__
 from edged.cli.exit_codes import EPILOG, ExitCode, exit_code_of
@@ -106,14 +108,11 @@ def test_help_of_each_command(edgectl_here, name):
 
 def test_help_into_a_closed_pipe():
     """``edgectl --help | true`` ends quietly."""
-    import subprocess
-    import sys
-
     done = subprocess.run(
         [
             "bash",
             "-c",
-            f"set -o pipefail; {sys.executable} -m edged.cli generate --help | (exec <&-; sleep 1)",
+            f"set -o pipefail; {' '.join(COMMAND)} generate --help | (exec <&-; sleep 1)",
         ],
         capture_output=True,
         timeout=60,
@@ -190,3 +189,26 @@ def test_a_fault_of_edgectl_is_one_line(monkeypatch, capsys):
         "edgectl: a fault of edgectl itself: ZeroDivisionError: deliberate; "
         "EDGED_DEBUG=1 in the environment shows where; please report it\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "message"),
+    [
+        (">/dev/full", ExitCode.FILE, "edgectl: the system refused: No space left on device\n"),
+        (">&-", ExitCode.DONE, ""),
+        ("2>&-", ExitCode.DONE, ""),
+        ("<&-", ExitCode.DONE, ""),
+        (">&- 2>&- <&-", ExitCode.DONE, ""),
+    ],
+)
+def test_streams_that_are_full_or_closed(redirection, code, message):
+    shell = f"{' '.join(COMMAND)} --version {redirection}"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, timeout=60, check=False)
+    assert done.returncode == code
+    assert done.stderr.decode() == message
+
+
+def test_a_closed_standard_input_is_an_empty_prompt(tmp_path):
+    shell = f"{' '.join(COMMAND)} generate - --address {tmp_path}/none.sock <&-"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, timeout=60, check=False)
+    assert done.returncode == ExitCode.UNREACHABLE
