@@ -113,6 +113,17 @@ class GgufRecipe:
             writer.add_key_value(key, value, kinds[type(value)])
 
 
+@pytest.fixture(scope="session")
+def new_recipe() -> type[GgufRecipe]:
+    return GgufRecipe
+
+
 @pytest.fixture
 def recipe() -> GgufRecipe:
     return GgufRecipe()
+
+
+@pytest.fixture(scope="session")
+def demo_reader(demo_gguf: Path) -> gguf.GGUFReader:
+    """The demo file as the gguf library reads it, which takes seconds."""
+    return gguf.GGUFReader(demo_gguf)

@@ -20,8 +20,6 @@ from edged.errors import CheckpointError, NotFoundError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conftest import GgufRecipe
-
 F32, Q8_0 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0
 
 
@@ -64,8 +62,8 @@ def same(mine: Any, theirs: Any) -> bool:
     return bool(np.array_equal(mine, theirs, equal_nan=True)) if isinstance(mine, float) else mine == theirs
 
 
-def test_demo_file_is_read_as_by_the_gguf_library(demo_gguf: Path) -> None:
-    theirs = gguf.GGUFReader(demo_gguf)
+def test_demo_file_is_read_as_by_the_gguf_library(demo_gguf: Path, demo_reader: gguf.GGUFReader) -> None:
+    theirs = demo_reader
     with GgufFile(demo_gguf) as mine:
         fields = {name: field for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
         assert list(mine.metadata) == list(fields)
@@ -212,7 +210,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         GgufFile(tmp_path / "pipe")
 
 
-def test_a_file_that_shrinks_while_in_use_is_refused(tmp_path: Path, recipe: GgufRecipe) -> None:
+def test_a_file_that_shrinks_while_in_use_is_refused(tmp_path: Path, recipe: Any) -> None:
     path = recipe.write(tmp_path / "m.gguf")
     with GgufFile(path) as file:
         last = max(file.tensors.values(), key=lambda entry: entry.offset)

@@ -24,8 +24,6 @@ from edged.errors import CheckpointError, InvalidArgumentError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conftest import GgufRecipe
-
 # Its classes have no types.
 LlamaConfig: Any = transformers.LlamaConfig
 LlamaForCausalLM: Any = transformers.LlamaForCausalLM
@@ -45,11 +43,8 @@ def permuted(weights: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
     return interleaved
 
 
-def random_model(folder: Path, **options: Any) -> tuple[Any, GgufRecipe]:
+def random_model(recipe: Any, **options: Any) -> tuple[Any, Any]:
     """A random model of transformers, and the same as llama.cpp would write it."""
-    from conftest import GgufRecipe
-
-    recipe = GgufRecipe()
     torch.manual_seed(0)
     vocabulary = len(recipe.metadata["tokenizer.ggml.tokens"])
     model = LlamaForCausalLM(
@@ -108,8 +103,10 @@ def test_demo_configuration(demo_model: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("biases", [True, False])
-def test_a_random_model_comes_back_from_llama_cpps_layout(tmp_path: Path, tied: bool, biases: bool) -> None:
-    model, recipe = random_model(tmp_path, tie_word_embeddings=tied, attention_bias=biases, mlp_bias=biases)
+def test_a_random_model_comes_back_from_llama_cpps_layout(
+    tmp_path: Path, recipe: Any, tied: bool, biases: bool
+) -> None:
+    model, recipe = random_model(recipe, tie_word_embeddings=tied, attention_bias=biases, mlp_bias=biases)
     import_gguf(recipe.write(tmp_path / "m.gguf"), tmp_path / "model")
     loaded = LlamaForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
     for name, tensor in model.state_dict().items():
@@ -130,9 +127,7 @@ SUPPORTED = "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K TQ1_
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
-def test_tensor_types_are_dequantized_as_by_the_gguf_library(
-    tmp_path: Path, recipe: GgufRecipe, name: str
-) -> None:
+def test_tensor_types_are_dequantized_as_by_the_gguf_library(tmp_path: Path, recipe: Any, name: str) -> None:
     kind = Kind.__members__[name]
     block, size = gguf.GGML_QUANT_SIZES[kind]
     generator = np.random.default_rng(1)
@@ -163,7 +158,7 @@ def test_tensor_types_are_dequantized_as_by_the_gguf_library(
 
 
 def test_a_tensor_of_many_chunks_is_whole(
-    tmp_path: Path, recipe: GgufRecipe, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, recipe: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edged.checkpoint.gguf_file._CHUNK_ELEMENTS", 1000)
     import_gguf(recipe.write(tmp_path / "m.gguf"), tmp_path / "model")
@@ -176,7 +171,7 @@ def test_a_tensor_of_many_chunks_is_whole(
 
 @pytest.mark.parametrize(("dtype", "torch_dtype"), [("bfloat16", torch.bfloat16), ("float16", torch.float16)])
 def test_narrow_dtypes_are_rounded_as_by_torch(
-    tmp_path: Path, recipe: GgufRecipe, dtype: str, torch_dtype: torch.dtype
+    tmp_path: Path, recipe: Any, dtype: str, torch_dtype: torch.dtype
 ) -> None:
     source = recipe.write(tmp_path / "m.gguf")
     import_gguf(source, tmp_path / "wide")
@@ -204,7 +199,7 @@ def rope_of(folder: Path) -> tuple[np.ndarray[Any, Any], float]:
 PLAIN = 1.0 / (500000.0 ** (np.arange(0, HEAD_DIM, 2) / HEAD_DIM))
 
 
-def test_linear_rope(tmp_path: Path, recipe: GgufRecipe) -> None:
+def test_linear_rope(tmp_path: Path, recipe: Any) -> None:
     recipe.metadata |= {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
     import_gguf(recipe.write(tmp_path / "m.gguf"), tmp_path / "model")
     frequencies, factor = rope_of(tmp_path / "model")
@@ -212,7 +207,7 @@ def test_linear_rope(tmp_path: Path, recipe: GgufRecipe) -> None:
     assert factor == 1.0
 
 
-def test_yarn_rope(tmp_path: Path, recipe: GgufRecipe) -> None:
+def test_yarn_rope(tmp_path: Path, recipe: Any) -> None:
     recipe.metadata |= {
         "llama.rope.scaling.type": "yarn",
         "llama.rope.scaling.factor": 4.0,
@@ -229,7 +224,7 @@ def test_yarn_rope(tmp_path: Path, recipe: GgufRecipe) -> None:
 
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])
-def test_llama3_rope_is_recognized(tmp_path: Path, recipe: GgufRecipe, factor: float) -> None:
+def test_llama3_rope_is_recognized(tmp_path: Path, recipe: Any, factor: float) -> None:
     rule = {
         "rope_type": "llama3",
         "factor": factor,
@@ -251,7 +246,7 @@ def test_llama3_rope_is_recognized(tmp_path: Path, recipe: GgufRecipe, factor: f
     assert np.allclose(rope_of(tmp_path / "model")[0], frequencies.numpy(), rtol=1e-6)
 
 
-def test_other_frequency_factors_are_kept_as_they_are(tmp_path: Path, recipe: GgufRecipe) -> None:
+def test_other_frequency_factors_are_kept_as_they_are(tmp_path: Path, recipe: Any) -> None:
     factors = np.linspace(1.0, 7.0, HEAD_DIM // 2, dtype=np.float32)
     recipe.tensors["rope_freqs.weight"] = factors
     import_gguf(recipe.write(tmp_path / "m.gguf"), tmp_path / "model")
@@ -260,7 +255,7 @@ def test_other_frequency_factors_are_kept_as_they_are(tmp_path: Path, recipe: Gg
     assert attention == 1.0
 
 
-def test_longrope(tmp_path: Path, recipe: GgufRecipe) -> None:
+def test_longrope(tmp_path: Path, recipe: Any) -> None:
     recipe.tensors["rope_factors_long.weight"] = np.linspace(1.0, 60.0, HEAD_DIM // 2, dtype=np.float32)
     recipe.tensors["rope_factors_short.weight"] = np.linspace(1.0, 2.0, HEAD_DIM // 2, dtype=np.float32)
     recipe.metadata |= {
@@ -273,7 +268,7 @@ def test_longrope(tmp_path: Path, recipe: GgufRecipe) -> None:
     assert attention == 1.25
 
 
-def test_sampling_defaults_are_carried_over(tmp_path: Path, recipe: GgufRecipe) -> None:
+def test_sampling_defaults_are_carried_over(tmp_path: Path, recipe: Any) -> None:
     recipe.metadata |= {
         "general.sampling.temp": 0.7,
         "general.sampling.top_k": 20,
@@ -285,7 +280,7 @@ def test_sampling_defaults_are_carried_over(tmp_path: Path, recipe: GgufRecipe) 
     assert generation["do_sample"] is True
 
 
-def test_numbers_that_are_given_for_each_layer(tmp_path: Path, recipe: GgufRecipe) -> None:
+def test_numbers_that_are_given_for_each_layer(tmp_path: Path, recipe: Any) -> None:
     recipe.metadata |= {"llama.attention.head_count_kv": [2, 2], "llama.feed_forward_length": [512, 512]}
     import_gguf(recipe.write(tmp_path / "m.gguf"), tmp_path / "model")
     assert config_of(tmp_path / "model")["num_key_value_heads"] == 2
@@ -294,7 +289,7 @@ def test_numbers_that_are_given_for_each_layer(tmp_path: Path, recipe: GgufRecip
         import_gguf(recipe.write(tmp_path / "m.gguf"), tmp_path / "other")
 
 
-def refused(recipe: GgufRecipe, folder: Path, message: str) -> None:
+def refused(recipe: Any, folder: Path, message: str) -> None:
     source = recipe.write(folder / "m.gguf")
     with pytest.raises(CheckpointError, match=message) as caught:
         import_gguf(source, folder / "deep/er/model")
@@ -339,7 +334,7 @@ def refused(recipe: GgufRecipe, folder: Path, message: str) -> None:
     ],
 )
 def test_metadata_that_is_not_supported_is_refused_by_name(
-    tmp_path: Path, recipe: GgufRecipe, key: str, value: Any, message: str
+    tmp_path: Path, recipe: Any, key: str, value: Any, message: str
 ) -> None:
     recipe.metadata.pop(key, None)
     if key == "tokenizer.ggml.tokens" and value == ["a", "b", "ab"]:
@@ -352,19 +347,19 @@ def test_metadata_that_is_not_supported_is_refused_by_name(
     refused(recipe, tmp_path, message)
 
 
-def test_another_architecture_is_refused_by_name(tmp_path: Path, recipe: GgufRecipe) -> None:
+def test_another_architecture_is_refused_by_name(tmp_path: Path, recipe: Any) -> None:
     recipe.architecture = "gemma3"
     refused(recipe, tmp_path, "'gemma3' is not supported; supported: llama")
 
 
-def test_other_tensor_types_are_refused_by_name(tmp_path: Path, recipe: GgufRecipe) -> None:
+def test_other_tensor_types_are_refused_by_name(tmp_path: Path, recipe: Any) -> None:
     recipe.tensors["blk.0.attn_v.weight"] = recipe.tensors["blk.0.attn_v.weight"].astype(np.float64)
     recipe.tensors["blk.1.attn_v.weight"] = recipe.tensors["blk.1.attn_v.weight"].astype(np.int8)
     refused(recipe, tmp_path, "tensor types that are not supported: F64, I8")
     assert not can_dequantize(Kind.Q8_K)
 
 
-def test_tensors_are_all_there_and_no_others(tmp_path: Path, recipe: GgufRecipe) -> None:
+def test_tensors_are_all_there_and_no_others(tmp_path: Path, recipe: Any) -> None:
     del recipe.tensors["blk.1.ffn_up.weight"]
     recipe.tensors["blk.0.attn_q_norm.weight"] = np.ones(64, np.float32)
     refused(
@@ -374,18 +369,18 @@ def test_tensors_are_all_there_and_no_others(tmp_path: Path, recipe: GgufRecipe)
     )
 
 
-def test_a_tensor_of_another_shape_is_refused(tmp_path: Path, recipe: GgufRecipe) -> None:
+def test_a_tensor_of_another_shape_is_refused(tmp_path: Path, recipe: Any) -> None:
     recipe.tensors["blk.1.attn_norm.weight"] = np.ones(128, np.float32)
     refused(recipe, tmp_path, r"'blk\.1\.attn_norm\.weight' has the shape \[128\]")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, recipe: GgufRecipe, value: float) -> None:
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, recipe: Any, value: float) -> None:
     recipe.tensors["blk.1.ffn_norm.weight"][3] = value
     refused(recipe, tmp_path, r"model\.layers\.1\.post_attention_layernorm\.weight' holds NaN or infinity")
 
 
-def test_weights_beyond_float16_are_refused_for_float16(tmp_path: Path, recipe: GgufRecipe) -> None:
+def test_weights_beyond_float16_are_refused_for_float16(tmp_path: Path, recipe: Any) -> None:
     recipe.tensors["output_norm.weight"][0] = 70000.0
     source = recipe.write(tmp_path / "m.gguf")
     with pytest.raises(CheckpointError, match="exceeds the range of float16"):
@@ -398,7 +393,7 @@ def test_an_unknown_dtype_is_refused(tmp_path: Path) -> None:
         import_gguf(tmp_path / "m.gguf", tmp_path / "model", dtype="int3")
 
 
-def test_progress_is_told_to_the_end(tmp_path: Path, recipe: GgufRecipe) -> None:
+def test_progress_is_told_to_the_end(tmp_path: Path, recipe: Any) -> None:
     calls: list[tuple[str, int, int]] = []
     import_gguf(
         recipe.write(tmp_path / "m.gguf"), tmp_path / "model", progress=lambda *call: calls.append(call)
@@ -411,7 +406,7 @@ def test_progress_is_told_to_the_end(tmp_path: Path, recipe: GgufRecipe) -> None
     assert [call[0] for call in calls[:2]] == ["tokenizer", "tokenizer"]
 
 
-def test_an_interrupted_import_leaves_nothing(tmp_path: Path, recipe: GgufRecipe) -> None:
+def test_an_interrupted_import_leaves_nothing(tmp_path: Path, recipe: Any) -> None:
     source = recipe.write(tmp_path / "m.gguf")
     (tmp_path / "empty").mkdir()
 
@@ -431,7 +426,7 @@ def test_an_interrupted_import_leaves_nothing(tmp_path: Path, recipe: GgufRecipe
     assert {entry.name: entry.stat().st_ino for entry in (tmp_path / "empty").iterdir()} == before
 
 
-def test_what_is_there_is_not_touched_unless_asked(tmp_path: Path, recipe: GgufRecipe) -> None:
+def test_what_is_there_is_not_touched_unless_asked(tmp_path: Path, recipe: Any) -> None:
     source = recipe.write(tmp_path / "m.gguf")
     import_gguf(source, tmp_path / "model")
     with pytest.raises(CheckpointError, match="is not empty"):
@@ -446,9 +441,7 @@ def test_what_is_there_is_not_touched_unless_asked(tmp_path: Path, recipe: GgufR
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["m.gguf", "model"]
 
 
-def test_what_a_killed_import_left_is_removed_and_a_running_one_is_not(
-    tmp_path: Path, recipe: GgufRecipe
-) -> None:
+def test_what_a_killed_import_left_is_removed_and_a_running_one_is_not(tmp_path: Path, recipe: Any) -> None:
     source = recipe.write(tmp_path / "m.gguf")
     for name in ("dead", "alive"):
         (tmp_path / f".model.{name}.importing").mkdir()
@@ -460,7 +453,7 @@ def test_what_a_killed_import_left_is_removed_and_a_running_one_is_not(
 
 
 def test_a_disk_that_is_too_small_is_refused(
-    tmp_path: Path, recipe: GgufRecipe, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, recipe: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = recipe.write(tmp_path / "m.gguf")
     usage = shutil.disk_usage(tmp_path)._replace(free=1 << 20)
@@ -470,7 +463,7 @@ def test_a_disk_that_is_too_small_is_refused(
     assert [entry.name for entry in tmp_path.iterdir()] == ["m.gguf"]
 
 
-def test_a_written_folder_can_be_read_by_others(tmp_path: Path, recipe: GgufRecipe) -> None:
+def test_a_written_folder_can_be_read_by_others(tmp_path: Path, recipe: Any) -> None:
     import_gguf(recipe.write(tmp_path / "m.gguf"), tmp_path / "model")
     expected = [
         "config.json",
@@ -487,7 +480,7 @@ def test_a_written_folder_can_be_read_by_others(tmp_path: Path, recipe: GgufReci
     assert (tmp_path / "model").stat().st_mode & 0o444 == wanted & 0o444
 
 
-def test_a_file_that_is_already_open_elsewhere_is_closed_again(tmp_path: Path, recipe: GgufRecipe) -> None:
+def test_a_file_that_is_already_open_elsewhere_is_closed_again(tmp_path: Path, recipe: Any) -> None:
     source = recipe.write(tmp_path / "m.gguf")
     with GgufFile(source) as file:
         descriptor = file._file.fileno()

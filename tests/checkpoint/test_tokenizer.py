@@ -10,7 +10,7 @@ import itertools
 import json
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gguf
 import numpy as np
@@ -20,16 +20,12 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders
-from transformers.integrations.gguf import gguf_tokenizer_mapping
 
 from edged.checkpoint.gguf_import import import_gguf
 from edged.checkpoint.gguf_tokenizer import RULES
 from edged.checkpoint.tokenizer import Tokenizer
 from edged.decoding.detokenizer import Detokenizer
 from edged.errors import CheckpointError, InvalidArgumentError
-
-if TYPE_CHECKING:
-    from conftest import GgufRecipe
 
 regex: Any = importlib.import_module("regex")  # has no types
 AutoTokenizer: Any = transformers.AutoTokenizer
@@ -69,8 +65,8 @@ def corpus() -> list[str]:
 class ByteLevelOracle:
     """Byte-level BPE straight from its definition, on the vocabulary of a GGUF file that the gguf library read."""
 
-    def __init__(self, path: Path, splits: list[str]) -> None:
-        fields = gguf.GGUFReader(path).fields
+    def __init__(self, reader: gguf.GGUFReader, splits: list[str]) -> None:
+        fields = reader.fields
         tokens = fields["tokenizer.ggml.tokens"].contents()
         self.ids = {token: number for number, token in enumerate(tokens)}
         pairs = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"].contents()]
@@ -130,8 +126,8 @@ def demo_tokenizer(demo_model: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def oracle(demo_gguf: Path) -> ByteLevelOracle:
-    return ByteLevelOracle(demo_gguf, [r"\p{N}", GPT2])
+def oracle(demo_reader: gguf.GGUFReader) -> ByteLevelOracle:
+    return ByteLevelOracle(demo_reader, [r"\p{N}", GPT2])
 
 
 def test_demo_tokenizer_follows_the_models_rules(demo_tokenizer: Tokenizer, oracle: ByteLevelOracle) -> None:
@@ -222,29 +218,38 @@ def test_ids_without_a_token_add_nothing(demo_tokenizer: Tokenizer) -> None:
     assert demo_tokenizer.id_to_token(-1) is demo_tokenizer.id_to_token(49152) is None
 
 
-def written(recipe: GgufRecipe, folder: Path) -> Path:
+def written(recipe: Any, folder: Path) -> Path:
     import_gguf(recipe.write(folder / "m.gguf"), folder / "model", overwrite=True)
     return folder / "model"
 
 
-# What each rule has to cut, from other sources than the rules themselves.
-THEIRS = dict(gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS)
+# What each rule has to cut, in the words of llama.cpp, which spells both cases of the contractions.
+WORDS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+"
+REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3, QWEN2 = rf"{WORDS}|\p{{N}}{{1,3}}|{REST}", rf"{WORDS}|\p{{N}}|{REST}"
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 SPLITS: dict[str, list[str]] = {
     "default": [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
     "deepseek-coder": [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"],
     "minicpm5": [r"\p{N}{1,3}", GPT2],
     **{name: [r"\p{N}", GPT2] for name in ("smollm", "starcoder", "refact", "codeshell", "exaone")},
     **{name: [GPT2] for name in ("gpt-2", "phi-2", "mpt", "olmo", "gigachat")},
-    **{name: [THEIRS[name]] for name in RULES if name in THEIRS},
+    **{name: [LLAMA3] for name in ("llama3", "llama-v3", "llama-bpe", "falcon3", "dbrx", "smaug-bpe")},
+    **{name: [QWEN2] for name in ("qwen2", "deepseek-r1-qwen")},
+    "tekken": [TEKKEN],
 }
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_every_pre_tokenizer_cuts_as_its_definition(tmp_path: Path, recipe: GgufRecipe, name: str) -> None:
+def test_every_pre_tokenizer_cuts_as_its_definition(tmp_path: Path, recipe: Any, name: str) -> None:
     recipe.metadata["tokenizer.ggml.pre"] = name
     folder = written(recipe, tmp_path)
     mine = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    reference = ByteLevelOracle(tmp_path / "m.gguf", SPLITS[name])
+    reference = ByteLevelOracle(gguf.GGUFReader(tmp_path / "m.gguf"), SPLITS[name])
     generator = random.Random(0)
     letters = (
         " \t\n\r'\"sStTreEvVmMlLdDaZéÉßñ中文한1２½٣.,!?-_$+<=>^~|/\\()#*`«»…🙂\u3000\u00a0\u200d\u0301ǅʰ"
@@ -257,7 +262,7 @@ def test_every_pre_tokenizer_cuts_as_its_definition(tmp_path: Path, recipe: Gguf
         assert got == reference.split(text), text
 
 
-def test_a_model_that_ignores_merges_takes_whole_pieces(tmp_path: Path, recipe: GgufRecipe) -> None:
+def test_a_model_that_ignores_merges_takes_whole_pieces(tmp_path: Path, recipe: Any) -> None:
     tokens = recipe.metadata["tokenizer.ggml.tokens"]
     tokens[-1] = "xyz"  # no merges lead to it
     recipe.metadata["tokenizer.ggml.token_type"][-1] = 1
@@ -267,7 +272,7 @@ def test_a_model_that_ignores_merges_takes_whole_pieces(tmp_path: Path, recipe: 
     assert len(Tokenizer.load(written(recipe, tmp_path)).encode("xyz")) == 3
 
 
-def test_begin_and_end_tokens_are_added_as_the_file_says(tmp_path: Path, recipe: GgufRecipe) -> None:
+def test_begin_and_end_tokens_are_added_as_the_file_says(tmp_path: Path, recipe: Any) -> None:
     bos, eos = recipe.metadata["tokenizer.ggml.bos_token_id"], recipe.metadata["tokenizer.ggml.eos_token_id"]
     letter = recipe.metadata["tokenizer.ggml.tokens"].index("a")
     for rule, add_bos, add_eos, expected in (
@@ -293,7 +298,7 @@ def test_begin_and_end_tokens_are_added_as_the_file_says(tmp_path: Path, recipe:
         assert loaded.encode_chat("<|im_start|>a") == [bos, letter]  # never twice
 
 
-def test_user_defined_tokens_are_whole_and_stay_in_the_text(tmp_path: Path, recipe: GgufRecipe) -> None:
+def test_user_defined_tokens_are_whole_and_stay_in_the_text(tmp_path: Path, recipe: Any) -> None:
     loaded = Tokenizer.load(written(recipe, tmp_path))
     think = recipe.metadata["tokenizer.ggml.tokens"].index("<think>")
     assert loaded.encode("<think>") == loaded.encode("<think>", parse_special=False) == [think]
@@ -324,7 +329,7 @@ PIECES = [
 ]
 
 
-def with_sentencepiece(recipe: GgufRecipe) -> GgufRecipe:
+def with_sentencepiece(recipe: Any) -> Any:
     recipe.metadata = {
         key: value for key, value in recipe.metadata.items() if not key.startswith("tokenizer")
     }
@@ -343,7 +348,7 @@ def with_sentencepiece(recipe: GgufRecipe) -> GgufRecipe:
 
 
 @pytest.fixture
-def sentencepiece(recipe: GgufRecipe) -> GgufRecipe:
+def sentencepiece(recipe: Any) -> Any:
     return with_sentencepiece(recipe)
 
 
@@ -373,10 +378,8 @@ def test_sentencepiece_joins_the_best_pair(spm_tokenizer: Tokenizer, text: str) 
 
 
 @pytest.fixture(scope="module")
-def spm_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    from conftest import GgufRecipe
-
-    return Tokenizer.load(written(with_sentencepiece(GgufRecipe()), tmp_path_factory.mktemp("spm")))
+def spm_tokenizer(new_recipe: Any, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(written(with_sentencepiece(new_recipe()), tmp_path_factory.mktemp("spm")))
 
 
 def test_sentencepiece_begins_with_bos_and_splits_at_special_tokens(spm_tokenizer: Tokenizer) -> None:
@@ -402,14 +405,14 @@ def test_sentencepiece_texts_come_back(spm_tokenizer: Tokenizer, text: str) -> N
     assert spm_tokenizer.decode(spm_tokenizer.encode(text)) == text
 
 
-def test_sentencepiece_without_a_space_before_the_text(tmp_path: Path, sentencepiece: GgufRecipe) -> None:
+def test_sentencepiece_without_a_space_before_the_text(tmp_path: Path, sentencepiece: Any) -> None:
     sentencepiece.metadata["tokenizer.ggml.add_space_prefix"] = False
     loaded = Tokenizer.load(written(sentencepiece, tmp_path))
     assert loaded.encode("he", add_special_tokens=False) == [PIECES.index("he")]
     assert loaded.decode(loaded.encode(" he")) == stream(loaded, loaded.encode(" he")) == " he"
 
 
-def test_sentencepiece_vocabularies_that_are_damaged(tmp_path: Path, sentencepiece: GgufRecipe) -> None:
+def test_sentencepiece_vocabularies_that_are_damaged(tmp_path: Path, sentencepiece: Any) -> None:
     sentencepiece.metadata["tokenizer.ggml.scores"] = [0.0]
     with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.scores"):
         written(sentencepiece, tmp_path)
@@ -419,7 +422,7 @@ def test_sentencepiece_vocabularies_that_are_damaged(tmp_path: Path, sentencepie
 
 
 @pytest.fixture
-def folder(tmp_path: Path, recipe: GgufRecipe) -> Path:
+def folder(tmp_path: Path, recipe: Any) -> Path:
     return written(recipe, tmp_path)
 
 
