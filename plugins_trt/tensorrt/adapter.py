@@ -9,6 +9,7 @@ import functools
 import importlib
 import importlib.metadata
 import re
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,11 @@ INSTALL = (
     "`pip install tensorrt-rtx-cu13 tensorrt-rtx-cu13-libs tensorrt-rtx-cu13-bindings` (1.7.1.116, 95 MB), which also "
     "builds without a GPU"
 )
+
+
+_loading = threading.Lock()
+_repair = functools.cache(ensure_short_name)
+"""Once a process: what it opens stays open, also when the import after it fails."""
 
 
 class TensorRTError(RuntimeError):
@@ -64,7 +70,8 @@ def load(name: str | None = None) -> TensorRT:
     reasons = []
     for flavour in FLAVOURS if name is None else (name,):
         try:
-            return _load(flavour)
+            with _loading:
+                return _load(flavour)
         except (ImportError, OSError, ShortNameError) as error:  # noqa: PERF203 - two rounds at most
             reasons.append(f"{flavour}: {error}")
     raise TensorRTError(f"no TensorRT can be imported ({'; '.join(reasons)}); {INSTALL}")
@@ -73,7 +80,7 @@ def load(name: str | None = None) -> TensorRT:
 @functools.cache
 def _load(name: str) -> TensorRT:
     if name == "tensorrt_rtx":
-        ensure_short_name()
+        _repair()
     module = importlib.import_module(name)
     version = str(getattr(module, "__version__", "unknown"))
     check_version(name, version)

@@ -13,6 +13,8 @@ KEPT = 32
 _ACTIVATION = re.compile(r"Total Activation Memory: (\d+) bytes")
 
 _log = logging.getLogger("plugins_trt.tensorrt")
+# A program without logging of its own hears the reasons from the errors that carry them.
+_log.addHandler(logging.NullHandler())
 
 
 class Record:

@@ -177,3 +177,25 @@ def test_tensorrt_rtx_imports_and_finds_its_short_name() -> None:
     version, mapped = python(code).splitlines()
     assert version.startswith("1.7.")
     assert mapped == "True 1"
+
+
+def test_threads_that_load_at_once_and_a_second_try_get_the_same_bindings() -> None:
+    if importlib.util.find_spec("tensorrt_rtx_libs") is None:
+        pytest.skip("TensorRT-RTX is not installed: it has no wheel for this machine")
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+from plugins_trt.tensorrt import adapter
+check = adapter.check_version
+def too_old(*_):
+    raise adapter.TensorRTError("too old")
+adapter.check_version = too_old
+try:
+    adapter.load("tensorrt_rtx")
+except adapter.TensorRTError as error:
+    assert str(error) == "too old", error
+adapter.check_version = check
+with ThreadPoolExecutor(4) as pool:
+    loaded = list(pool.map(lambda _: adapter.load("tensorrt_rtx"), range(8)))
+print(len({id(each.logger) for each in loaded}))
+"""
+    assert python(code) == "1"
