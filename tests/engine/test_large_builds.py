@@ -1,0 +1,32 @@
+"""The shapes of real models, built as `bench/build.py` builds them; their memory and size, not their time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tensorrt_case import tensorrt_rtx
+
+BENCH = Path(__file__).resolve().parents[2] / "bench" / "build.py"
+
+
+@pytest.mark.soak
+def test_plans_of_an_8b_model_and_of_smollm2_for_three_gpus_stay_small() -> None:
+    tensorrt_rtx()
+    done = subprocess.run(
+        [sys.executable, str(BENCH), "--json"], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["build_peak_rss_mb"] < 700
+    assert figures["plan_mb"] < 60
+    small, large = figures["shapes"]["smollm2"], figures["shapes"]["minicpm4_8b"]
+    assert (large["layers"], large["targets"]) == (32, ["sm86", "sm89", "sm120"])
+    assert small["plan_mb"] < 10
+    # Activations of a step, not copies of weights: the tied table of SmolLM2 has 57 MB.
+    assert small["activation_mb"]["decode"] < 30
+    # 2048 tokens through a gate and up projection of 2 x 16384, in bf16, are 134 MB.
+    assert 134 < large["activation_mb"]["prefill"] < 450
