@@ -87,15 +87,16 @@ def build(
     # No daemon thread: the interpreter must not end under TensorRT.
     thread = threading.Thread(target=work.run, name="tensorrt-build")
     with _one_at_a_time:
-        thread.start()
         try:
+            thread.start()
             # Not join(): interrupted, it takes the thread for ended (CPython before 3.13).
             while not work.ended.wait(_WAIT_SECONDS):
                 pass
         except BaseException:
             # Ctrl-C. TensorRT must have let go of the graph and the GPU before anybody cleans up.
             stop.set()
-            work.ended.wait()
+            if thread.ident is not None:
+                work.ended.wait()
             raise
     if work.error is not None:
         raise work.error

@@ -33,6 +33,7 @@ class Manifest:
         activation_bytes: Device memory of a context, by profile.
         build_seconds: How long the build took.
         created: When, in ISO 8601 (UTC).
+        serial: Larger than that of every engine that was there before: clocks of robots jump.
     """
 
     key: EngineKey
@@ -43,6 +44,7 @@ class Manifest:
     activation_bytes: Mapping[str, int] = field(default_factory=dict)
     build_seconds: float = 0.0
     created: str = ""
+    serial: int = 0
 
     @property
     def context_bytes(self) -> int | None:
@@ -60,6 +62,7 @@ class Manifest:
             "activation_bytes": dict(self.activation_bytes),
             "build_seconds": round(self.build_seconds, 3),
             "created": self.created,
+            "serial": self.serial,
         }
         text = json.dumps(content, indent=2, sort_keys=True).encode() + b"\n"
         return text + hashlib.sha256(text).hexdigest().encode() + b"\n"
@@ -87,6 +90,7 @@ class Manifest:
                 activation_bytes={name: int(size) for name, size in content["activation_bytes"].items()},
                 build_seconds=float(content["build_seconds"]),
                 created=str(content["created"]),
+                serial=int(content["serial"]),
             )
         except DamagedError:
             raise

@@ -121,7 +121,7 @@ class EngineStore:
             if entry.manifest is not None and not entry.fault and entry.manifest.key.serves(key)
         ]
         return sorted(
-            candidates, key=lambda entry: (entry.passed, not entry.failed, _created(entry)), reverse=True
+            candidates, key=lambda entry: (entry.passed, not entry.failed, _serial(entry)), reverse=True
         )
 
     def verify(self) -> list[tuple[Entry, str]]:
@@ -174,6 +174,8 @@ class EngineStore:
     def publish(self, key: EngineKey, plan: Plan, *, slot: str, label: str) -> StoredEngine:
         """Store a plan; call it inside :meth:`building`. It is there whole, or not at all.
 
+        Older engines of its key that did not pass a check go.
+
         Raises:
             ResourceExhaustedError: The disk is full; nothing stays behind.
             FailedPreconditionError: The cache cannot be written.
@@ -186,7 +188,8 @@ class EngineStore:
             plan_sha256=hashlib.sha256(plan.data).hexdigest(),
             activation_bytes=plan.activation_bytes,
             build_seconds=plan.build_seconds,
-            created=dt.datetime.now(dt.timezone.utc).isoformat(timespec="microseconds"),
+            created=dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+            serial=1 + max((_serial(entry) for entry in self.entries()), default=0),
         )
         name = f"{key.digest}.{secrets.token_hex(4)}"
         unfinished, folder = self.folder / f"{_BUILDING}{name}", self.folder / name
@@ -201,6 +204,7 @@ class EngineStore:
                 shutil.rmtree(unfinished, ignore_errors=True)
                 raise
             sync_folder(self.folder)
+            self._remove_twins(key, folder, also_passed=False)
         return StoredEngine(folder, manifest, bytes(plan.data), None)
 
     def record_check(self, engine: StoredEngine, figures: Mapping[str, Any], *, passed: bool) -> None:
@@ -228,11 +232,15 @@ class EngineStore:
                 raise
             sync_folder(engine.folder)
             if passed:
-                with locked(self.folder / _LOCKS / _STORE_LOCK):
-                    for entry in self.entries():
-                        same = entry.manifest is not None and entry.manifest.key == engine.manifest.key
-                        if same and entry.folder != engine.folder:
-                            _remove(entry.folder)
+                self._remove_twins(engine.manifest.key, engine.folder, also_passed=True)
+
+    def _remove_twins(self, key: EngineKey, stays: Path, *, also_passed: bool) -> None:
+        """Remove the other engines of a key."""
+        with locked(self.folder / _LOCKS / _STORE_LOCK):
+            for entry in self.entries():
+                is_twin = entry.manifest is not None and entry.manifest.key == key and entry.folder != stays
+                if is_twin and (also_passed or not entry.passed):
+                    _remove(entry.folder)
 
     # -- removing
 
@@ -317,14 +325,14 @@ class EngineStore:
             raise
 
 
-def _created(entry: Entry) -> str:
-    return entry.manifest.created if entry.manifest is not None else ""
+def _serial(entry: Entry) -> int:
+    return entry.manifest.serial if entry.manifest is not None else 0
 
 
 def _last_passed(entries: list[Entry]) -> set[Path]:
     """Of each slot, the newest engine that passed its check."""
     newest: dict[str, Entry] = {}
-    for entry in sorted(entries, key=_created):
+    for entry in sorted(entries, key=_serial):
         if entry.passed and not entry.fault and entry.manifest is not None:
             newest[entry.manifest.slot] = entry
     return {entry.folder for entry in newest.values()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime as dt
 import os
 import random
 import resource
@@ -278,11 +279,39 @@ class TestChecks:
         assert old.folder.exists()
         assert not new.folder.exists()
         new = stored(store, other_key(edged="0.2.0"))
-        time.sleep(0.002)
         store.record_check(new, {}, passed=True)
         store.prune(0)
         assert new.folder.exists()
         assert not old.folder.exists()
+
+    def test_building_again_and_again_without_a_check_keeps_one(self, tmp_path: Path) -> None:
+        store = EngineStore(tmp_path)
+        passed = stored(store)
+        store.record_check(passed, {}, passed=True)
+        failed = stored(store, plan=plan_of(seed=1))
+        store.record_check(failed, {}, passed=False)
+        last = [stored(store, plan=plan_of(seed=seed)) for seed in range(2, 5)][-1]
+        assert {entry.folder for entry in store.entries()} == {passed.folder, last.folder}
+
+    def test_a_clock_that_jumps_back_changes_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = EngineStore(tmp_path)
+        first = stored(store)
+
+        class Past(dt.datetime):
+            @classmethod
+            def now(cls, tz: dt.tzinfo | None = None) -> dt.datetime:
+                return dt.datetime(1970, 1, 1, tzinfo=tz)
+
+        monkeypatch.setattr("edged.engine.store.dt.datetime", Past)
+        second = stored(store, other_key(edged="0.2.0"))
+        assert second.manifest.created.startswith("1970")
+        assert second.manifest.serial > first.manifest.serial
+        for engine in (first, second):
+            store.record_check(engine, {}, passed=True)
+        store.prune(0)
+        assert [entry.folder for entry in store.entries()] == [second.folder]
 
     def test_a_check_of_an_engine_that_was_removed_is_no_error(self, tmp_path: Path) -> None:
         store = EngineStore(tmp_path)
