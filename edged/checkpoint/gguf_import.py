@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import json
 import os
 import secrets
@@ -248,7 +249,7 @@ def _make_parents(parent: Path) -> list[Path]:
 
 def _remove_stale(destination: Path) -> None:
     """Remove what an import that was killed left: its lock is free."""
-    for folder in destination.parent.glob(f".{destination.name}.*.importing"):
+    for folder in destination.parent.glob(f".{glob.escape(destination.name)}.*.importing"):
         with contextlib.suppress(OSError), (folder / _LOCK).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)

@@ -77,7 +77,8 @@ RULES: dict[str, _Rule] = {
 }
 """The pre-tokenizers that can be imported, by ``tokenizer.ggml.pre``."""
 
-# Texts of tokens that end a turn or a document; a chat model may use one that is not its tokenizer's eos.
+# Texts of tokens that end a turn or a document; a chat model may use one that is not its tokenizer's eos. Some files
+# store them as user-defined; they are control tokens all the same, as in llama.cpp.
 _END_OF_TURN = (
     "<|im_end|>",
     "<|eot_id|>",
@@ -275,9 +276,9 @@ def _merges_from_scores(tokens: list[str], types: list[int], scores: list[float]
 def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int], special: dict[str, int]) -> None:
     control, user_defined = [], []
     for number, token in enumerate(tokens):
-        if types[number] == USER_DEFINED:
+        if types[number] == USER_DEFINED and token not in _END_OF_TURN:
             user_defined.append(AddedToken(token, normalized=False, special=False))
-        elif types[number] in (CONTROL, UNKNOWN) or number in special.values():
+        elif types[number] in (CONTROL, UNKNOWN, USER_DEFINED) or number in special.values():
             control.append(AddedToken(token, normalized=False, special=True))
     tokenizer.add_special_tokens(control)
     tokenizer.add_tokens(user_defined)
@@ -318,7 +319,11 @@ def _eos_ids(file: GgufFile, tokens: list[str], types: list[int], special: dict[
         if number is not None:
             ids.append(_in_vocabulary(file, key, number, len(tokens)))
     numbers = {token: number for number, token in enumerate(tokens)}
-    ids += [numbers[text] for text in _END_OF_TURN if text in numbers and types[numbers[text]] == CONTROL]
+    ids += [
+        numbers[text]
+        for text in _END_OF_TURN
+        if text in numbers and types[numbers[text]] in (CONTROL, USER_DEFINED)
+    ]
     return list(dict.fromkeys(ids))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tokenizers
 import transformers
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders
 
@@ -88,7 +88,8 @@ class ByteLevelOracle:
 
     @functools.lru_cache(maxsize=100_000)  # noqa: B019 - lives as long as the module
     def merge(self, piece: str) -> list[int]:
-        symbols = [self.letters[byte] for byte in piece.encode()]
+        # A byte without a token (SmolLM2 has none for some control characters) is lost, as in the tokenizers library.
+        symbols = [letter for byte in piece.encode() if (letter := self.letters[byte]) in self.ids]
         while len(symbols) > 1:
             ranked = [
                 (self.ranks.get(pair, 1 << 30), place)
@@ -98,7 +99,7 @@ class ByteLevelOracle:
             if rank == 1 << 30:
                 break
             symbols[place : place + 2] = [symbols[place] + symbols[place + 1]]
-        return [self.ids[symbol] for symbol in symbols if symbol in self.ids]
+        return [self.ids[symbol] for symbol in symbols]
 
     def encode(self, text: str) -> list[int]:
         special = regex.compile("|".join(map(regex.escape, sorted(self.control, key=len, reverse=True))))
@@ -141,6 +142,7 @@ def test_demo_tokenizer_follows_the_models_rules(demo_tokenizer: Tokenizer, orac
         max_size=40,
     )
 )
+@example("}\x16:")
 @settings(max_examples=200, deadline=None)
 def test_demo_tokenizer_follows_the_models_rules_on_any_text(
     demo_tokenizer: Tokenizer, oracle: ByteLevelOracle, text: str
@@ -303,6 +305,17 @@ def test_user_defined_tokens_are_whole_and_stay_in_the_text(tmp_path: Path, reci
     think = recipe.metadata["tokenizer.ggml.tokens"].index("<think>")
     assert loaded.encode("<think>") == loaded.encode("<think>", parse_special=False) == [think]
     assert loaded.decode([think, think - 1]) == stream(loaded, [think, think - 1]) == "<think>"
+
+
+def test_a_token_that_ends_turns_is_special_whatever_the_file_says(tmp_path: Path, recipe: Any) -> None:
+    tokens, types = recipe.metadata["tokenizer.ggml.tokens"], recipe.metadata["tokenizer.ggml.token_type"]
+    end = tokens.index("<|im_end|>")
+    types[end] = 4
+    recipe.metadata["tokenizer.ggml.eos_token_id"] = recipe.metadata["tokenizer.ggml.padding_token_id"]
+    loaded = Tokenizer.load(written(recipe, tmp_path))
+    assert loaded.eos_token_ids == (tokens.index("<|endoftext|>"), end)
+    assert end in loaded.special_token_ids
+    assert loaded.decode(loaded.encode("a<|im_end|>")) == "a"
 
 
 # --- SentencePiece
