@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from edged.executor.torch_views import BATCHES, FEATURE_MAJOR_ROWS
+from edged.executor.torch_views import FEATURE_MAJOR_ROWS, product_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,11 +30,7 @@ class CpuLinear:
 
     def __init__(self, linears: Iterable[Linear[torch.Tensor]], buffers: Mapping[str, torch.Tensor]) -> None:
         self._tile = buffers.get("weight_tile")
-        self._batched = {
-            layer.name: layer.weight.view(BATCHES, layer.weight.shape[0] // BATCHES, layer.weight.shape[1])
-            for layer in linears
-            if self._tile is None and layer.weight.shape[0] % BATCHES == 0
-        }
+        self._batched = {layer.name: _batched(layer.weight) for layer in linears if self._tile is None}
 
     def __call__(self, views: LinearViews, layer: Linear[torch.Tensor]) -> torch.Tensor:
         """``x @ weight.T + bias`` of the views' input into their output: ``[rows, in]`` to ``[rows, out]``."""
@@ -45,9 +41,13 @@ class CpuLinear:
             else:
                 self._widened_product(views, layer.weight, self._tile)
         elif views.x_batched is not None and views.out_batched is not None:
-            torch.bmm(self._batched[layer.name], views.x_batched, out=views.out_batched)
+            weight = self._batched[layer.name]
+            if weight.shape[0] == 1:
+                torch.mv(layer.weight, views.x[0], out=out[0])
+            else:
+                torch.bmm(weight, views.x_batched, out=views.out_batched)
         elif out.shape[0] <= FEATURE_MAJOR_ROWS:
-            torch.mm(layer.weight, views.x_features, out=views.out_features)
+            torch.mm(layer.weight, views.x_transposed, out=views.out_transposed)
         else:
             torch.mm(views.x, layer.weight.t(), out=out)
         if layer.bias is not None:
@@ -65,7 +65,7 @@ class CpuLinear:
             wide = tile[: part.numel()].view_as(part)
             wide.copy_(part)
             if feature_major:
-                torch.mm(wide, views.x_features, out=views.out_features[start : start + rows])
+                torch.mm(wide, views.x_transposed, out=views.out_transposed[start : start + rows])
             else:
                 torch.mm(views.x, wide.t(), out=views.out[:, start : start + rows])
 
@@ -76,3 +76,10 @@ def _narrow_product(x: torch.Tensor, out: torch.Tensor, views: LinearViews, weig
     for row in range(x.shape[0]):
         torch.mv(weight, x[row], out=out[row])
     views.out.copy_(out)
+
+
+def _batched(weight: torch.Tensor) -> torch.Tensor:
+    """``[batches, out / batches, in]``."""
+    outputs, inputs = weight.shape
+    batches = product_batches(outputs, torch.get_num_threads())
+    return weight.view(batches, outputs // batches, inputs)

@@ -1,8 +1,8 @@
 """The executor's flat buffers, seen as the tensors of one step.
 
-A view is made for a number of rows. Up to :data:`FEATURE_MAJOR_ROWS` rows lie feature-major in memory (row stride 1):
-``weight @ x.T`` then reads the weight in its own order, which on CPUs is two to three times as fast for few rows as
-``x @ weight.T``. The logical shape is ``[rows, width]`` either way.
+A view is made for a number of rows. Results of linears with up to :data:`FEATURE_MAJOR_ROWS` rows lie feature-major in
+memory (row stride 1), because ``weight @ x.T`` is up to three times as fast for few rows on a CPU as ``x @ weight.T``;
+their inputs lie row by row. The logical shape is ``[rows, width]`` either way.
 """
 
 from __future__ import annotations
@@ -10,26 +10,38 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from edged.memory.buffers import NARROW_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import torch
-
     from edged.models.architecture import Architecture
 
 FEATURE_MAJOR_ROWS = 32
-"""Most rows that lie feature-major."""
-
-BATCHES = 4
-"""A matrix-vector product runs as a batch of this many smaller ones, which MKL spreads over the threads."""
+"""Most rows whose results lie feature-major."""
 
 
-def row_view(flat: torch.Tensor, rows: int, width: int) -> torch.Tensor:
-    """The first ``rows * width`` elements of a flat buffer as ``[rows, width]``."""
+def input_view(flat: torch.Tensor, rows: int, width: int) -> torch.Tensor:
+    """The first ``rows * width`` elements of a flat buffer as ``[rows, width]``, row by row."""
+    return flat[: rows * width].view(rows, width)
+
+
+def output_view(flat: torch.Tensor, rows: int, width: int) -> torch.Tensor:
+    """The first ``rows * width`` elements of a flat buffer as ``[rows, width]``, feature-major when rows are few."""
     part = flat[: rows * width]
     return part.view(width, rows).t() if rows <= FEATURE_MAJOR_ROWS else part.view(rows, width)
+
+
+def product_batches(outputs: int, threads: int) -> int:
+    """How many smaller ones a matrix-vector product is cut into, so that every thread has work; 1: it is not.
+
+    MKL runs one matrix-vector product on one thread, and a batch of them on all. Other libraries do not.
+    """
+    if threads == 1 or not torch.backends.mkl.is_available():
+        return 1
+    return next((count for count in range(2 * threads, 1, -1) if outputs % count == 0), 1)
 
 
 @dataclass(frozen=True)
@@ -38,10 +50,10 @@ class LinearViews:
 
     x: torch.Tensor  # [rows, in]
     out: torch.Tensor  # [rows, out]
-    x_features: torch.Tensor  # [in, rows]
-    out_features: torch.Tensor  # [out, rows]
-    x_batched: torch.Tensor | None = None  # [BATCHES, in, 1]
-    out_batched: torch.Tensor | None = None  # [BATCHES, out / BATCHES, 1]
+    x_transposed: torch.Tensor  # [in, rows]
+    out_transposed: torch.Tensor  # [out, rows]
+    x_batched: torch.Tensor | None = None  # [batches, in, 1]
+    out_batched: torch.Tensor | None = None  # [batches, out / batches, 1]
     x_narrow: torch.Tensor | None = None  # [rows, in], in the weights' half-precision type
     out_narrow: torch.Tensor | None = None  # [rows, out]
 
@@ -65,9 +77,11 @@ class LinearViews:
         rows, inputs = x.shape
         outputs = out.shape[1]
         x_batched = out_batched = x_narrow = out_narrow = None
-        if rows == 1 and outputs % BATCHES == 0:
-            x_batched = x.view(1, inputs, 1).expand(BATCHES, inputs, 1)
-            out_batched = out.view(BATCHES, outputs // BATCHES, 1)
+        if rows == 1:
+            batches = product_batches(outputs, torch.get_num_threads())
+            # The strides say that x is a row that was transposed, for which MKL has a fast product; a column is slow.
+            x_batched = x.t().unsqueeze(0).expand(batches, inputs, 1)
+            out_batched = out.view(batches, outputs // batches, 1)
         if narrow_in is not None and narrow_out is not None and rows <= NARROW_TOKENS:
             x_narrow = narrow_in[: rows * inputs].view(rows, inputs)
             out_narrow = narrow_out[: rows * outputs].view(rows, outputs)
@@ -89,19 +103,22 @@ class StepViews:
     ) -> None:
         a = architecture
 
-        def view(name: str, width: int) -> torch.Tensor:
-            return row_view(buffers[name], rows, width)
+        def inputs(name: str, width: int) -> torch.Tensor:
+            return input_view(buffers[name], rows, width)
+
+        def outputs(name: str, width: int) -> torch.Tensor:
+            return output_view(buffers[name], rows, width)
 
         self.rows = rows
-        self.hidden = view(prefix + "hidden", a.hidden)
-        self.normed = view("normed", a.hidden)
-        self.qkv = view("qkv", a.qkv_width)
-        self.attended = view(prefix + "attended", a.q_width)
-        self.branch = view("branch", a.hidden)
-        self.gate_up = view("gate_up", 2 * a.intermediate)
+        self.hidden = inputs(prefix + "hidden", a.hidden)
+        self.normed = inputs("normed", a.hidden)
+        self.qkv = outputs("qkv", a.qkv_width)
+        self.attended = inputs(prefix + "attended", a.q_width)
+        self.branch = outputs("branch", a.hidden)
+        self.gate_up = outputs("gate_up", 2 * a.intermediate)
         self.gate = self.gate_up[:, : a.intermediate]
         self.up = self.gate_up[:, a.intermediate :]
-        self.activated = view("activated", a.intermediate)
+        self.activated = inputs("activated", a.intermediate)
         self.norm_scale = buffers["norm_scale"][:rows].view(rows, 1)
         narrow_in, narrow_out = buffers.get("narrow_in"), buffers.get("narrow_out")
         self.linears = {
@@ -118,8 +135,8 @@ class StepViews:
 def head_views(buffers: Mapping[str, torch.Tensor], architecture: Architecture, rows: int) -> LinearViews:
     """Input (in ``branch``, which is free by then) and output of the LM head for ``rows`` rows."""
     return LinearViews.of(
-        row_view(buffers["branch"], rows, architecture.hidden),
-        row_view(buffers["logits"], rows, architecture.vocabulary),
+        input_view(buffers["branch"], rows, architecture.hidden),
+        output_view(buffers["logits"], rows, architecture.vocabulary),
         narrow_in=buffers.get("narrow_in"),
         narrow_out=buffers.get("narrow_out"),
     )
