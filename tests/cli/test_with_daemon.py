@@ -12,6 +12,7 @@ import pytest
 from edgectl_process import COMMAND, clean_environment, wait_idle
 
 from edged.cli.exit_codes import ExitCode
+from edged.config_reader import read_config
 
 STORY = "Once upon a time there was a robot who"
 
@@ -43,7 +44,9 @@ def test_status_table(ctl, daemon):
     assert lines[0].startswith("edged 0.1.0  serving  up ")
     assert f"daemon {daemon.process.pid}, engine " in lines[2]
     model = next(line for line in lines if line.startswith("smollm"))
-    assert model.split()[:7] == ["smollm", "serving", "torch", "cpu", "float32", "1024", "4"]
+    planned = read_config(daemon.config_file).models[0]
+    sizes = [str(planned.context_length), str(planned.max_sequences)]
+    assert model.split()[:7] == ["smollm", "serving", "torch", "cpu", planned.dtype, *sizes]
     assert any(line.startswith("weights") and "MiB" in line for line in lines)
     assert lines[-1].startswith("total")
     assert "of a budget of 4.00 GiB" in lines[-1]
@@ -98,11 +101,18 @@ def test_status_of_a_daemon_that_loads_and_of_one_that_drains(edgectl, start_dae
     assert daemon.wait() == 0
 
 
-def test_wait_bridges_the_start(edgectl, start_daemon):
+def test_wait_bridges_the_start_and_a_kill_is_told(edgectl, start_daemon):
     daemon = start_daemon(wait=False)
     result = edgectl("generate", STORY, "-n", "2", "--wait", "90s", "--address", daemon.address, timeout=120)
     assert result.code == 0, result.err
     assert result.out.strip()
+    process = start_generation(daemon, STORY, "-n", "900", "--ignore-eos")
+    daemon.process.kill()
+    out, err = process.communicate(timeout=30)
+    assert process.returncode in (ExitCode.FAILED, ExitCode.UNREACHABLE)
+    assert err.startswith(b"edgectl: ")
+    assert err.count(b"\n") == 1
+    assert out.endswith(b"\n")
 
 
 def test_wait_that_is_too_short(edgectl, tmp_path):
@@ -247,17 +257,6 @@ def test_a_reader_that_goes_away_stops_the_work(daemon, client):
     assert process.stderr.read() == b""
     process.stderr.close()
     wait_idle(client)
-
-
-def test_a_daemon_that_is_killed_while_it_answers(start_daemon):
-    daemon = start_daemon()
-    process = start_generation(daemon, STORY, "-n", "900", "--ignore-eos")
-    daemon.process.kill()
-    out, err = process.communicate(timeout=30)
-    assert process.returncode in (ExitCode.FAILED, ExitCode.UNREACHABLE)
-    assert err.startswith(b"edgectl: ")
-    assert err.count(b"\n") == 1
-    assert out.endswith(b"\n")
 
 
 # tokenize
