@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -168,3 +169,16 @@ def test_files_that_are_refused(edgectl_here, model, tmp_path, arguments, messag
     assert result.code == ExitCode.FILE
     assert message in result.err
     assert result.out == ""
+
+
+def test_the_demo_configuration_fits_with_little_to_spare(edgectl_here, tmp_path):
+    """From any working directory: its model's path is relative to the file."""
+    for folder in ("repo/examples", "repo/.demo/SmolLM2-135M-Instruct"):
+        (tmp_path / folder).mkdir(parents=True)
+    demo = Path(__file__).parents[2] / "examples/demo.yaml"
+    (tmp_path / "repo/examples/demo.yaml").write_text(demo.read_text())
+    (tmp_path / "repo/.demo/SmolLM2-135M-Instruct/config.json").write_text(json.dumps(SMOLLM))
+    code, plan = planned(edgectl_here, "--config", "repo/examples/demo.yaml")
+    assert code == 0
+    assert 0.85 * plan["budget_bytes"] < plan["total_bytes"] <= plan["budget_bytes"]
+    assert edgectl_here("plan", "--config", "repo/examples/demo.yaml").code == 0
