@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import enum
 import gc
+import math
 import signal
 import sys
 from contextlib import suppress
@@ -46,6 +47,7 @@ _PROGRESS_SECONDS = 1.0
 _LOAD_PATIENCE_SECONDS = 60.0
 """systemd waits this long after the last progress of loading."""
 _STOP_MARGIN_SECONDS = 15.0
+_ECHO_SECONDS = 0.3
 
 logger = log.get_logger("daemon")
 
@@ -96,6 +98,7 @@ class Daemon:
         self._supervisor = Supervisor(config)
         self._server = Server(config, self._supervisor, ledger)
         self._signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+        self._signalled = -math.inf
         self._ready = False
 
     async def run(self) -> int:
@@ -106,7 +109,7 @@ class Daemon:
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signals.put_nowait, number)
+            loop.add_signal_handler(number, self._on_signal, number)
         self._server.claim()
         try:
             await self._server.start()
@@ -123,6 +126,13 @@ class Daemon:
             self._supervisor.kill()
             await self._supervisor.stop(0.0)
             await self._server.stop()
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        """Note a signal, unless it is an echo of the last one: timeout(1) and shells signal a child and its group."""
+        now = asyncio.get_running_loop().time()
+        if now - self._signalled >= _ECHO_SECONDS:
+            self._signalled = now
+            self._signals.put_nowait(number)
 
     async def _serve_until(self, first_signal: asyncio.Task[signal.Signals]) -> None:
         """Load and serve until the signal comes.
