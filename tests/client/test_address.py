@@ -32,7 +32,9 @@ def test_a_relative_path_is_made_absolute(tmp_path, monkeypatch):
     assert str(Address("./s")) == f"unix:{tmp_path}/s"
 
 
-@pytest.mark.parametrize("text", ["", "unix:", "localhost", "localhost:", ":50051", "host:port", "h:0", "h:65536"])
+@pytest.mark.parametrize(
+    "text", ["", "unix:", "localhost", "localhost:", ":50051", "host:port", "h:0", "h:65536"]
+)
 def test_malformed(text):
     with pytest.raises(InvalidArgumentError, match="neither unix:PATH nor HOST:PORT"):
         Address(text)
