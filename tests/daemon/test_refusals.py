@@ -16,22 +16,35 @@ from edged.v1 import inference_pb2
 STORY = "Once upon a time"
 
 
+def steps(client) -> int:
+    return client.status().models[0].steps
+
+
+def wait_until_free(client, after):
+    """Wait for a report that is younger than the step `after` and says that nobody holds a page."""
+    end = time.monotonic() + 10
+    while True:
+        (model,) = client.status().models
+        if model.steps > after and model.pages_free == model.pages and model.running == model.waiting == 0:
+            return
+        assert time.monotonic() < end, model
+        time.sleep(0.02)
+
+
+def wait_until_held(client):
+    end = time.monotonic() + 10
+    while client.status().models[0].pages_free == client.status().models[0].pages:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 @pytest.fixture(autouse=True)
 def _still_serves(client):
     """After every refusal the next request is answered and every page is free."""
     yield
+    before = steps(client)
     assert client.generate(STORY, temperature=0.0, max_tokens=2).answer().finished.reason == "length"
-    wait_until_free(client)
-
-
-def wait_until_free(client, seconds=10.0):
-    end = time.monotonic() + seconds
-    while True:
-        (model,) = client.status().models
-        if model.pages_free == model.pages and model.running == model.waiting == 0:
-            return
-        assert time.monotonic() < end, model
-        time.sleep(0.02)
+    wait_until_free(client, before)
 
 
 def refused(client, prompt, kind=errors.InvalidArgumentError, **options) -> errors.EdgedError:
@@ -183,9 +196,10 @@ def test_chat_faults(client):
 
 
 def test_an_expired_deadline_frees_the_pages(client):
+    before = steps(client)
     with pytest.raises(errors.DeadlineError, match=r"timeout of 0\.5 s"):
         client.generate(STORY, max_tokens=900, ignore_eos=True, temperature=0.0, timeout=0.5).answer()
-    wait_until_free(client)
+    wait_until_free(client, before)
 
 
 def test_a_deadline_in_the_past(client):
@@ -200,25 +214,30 @@ def test_a_client_that_vanishes_mid_stream(daemon, client):
     with daemon.client() as other:
         stream = iter(other.generate(STORY, max_tokens=900, ignore_eos=True, temperature=0.0))
         assert any(isinstance(event, Chunk) for event in (next(stream), next(stream)))
-        assert client.status().models[0].pages_free < client.status().models[0].pages
-    wait_until_free(client)
+        wait_until_held(client)
+        before = steps(client)
+    wait_until_free(client, before)
     assert client.status().requests_finished == finished
 
 
 def test_a_cancelled_request_in_the_middle_of_its_prompt(client):
-    before = client.status().models[0].prompt_tokens
+    (model,) = client.status().models
     generation = client.generate([5] * 1000, max_tokens=20, temperature=0.0)
-    assert next(iter(generation)).prompt_tokens == 1000
+    stream = iter(generation)
+    assert next(stream).prompt_tokens == 1000
     generation.cancel()
-    wait_until_free(client)
-    assert client.status().models[0].prompt_tokens - before <= 1000
+    with pytest.raises(errors.CancelledError):
+        list(stream)
+    wait_until_free(client, model.steps)
+    assert client.status().models[0].prompt_tokens - model.prompt_tokens < 1000
 
 
 def test_a_loop_that_is_left_early_ends_the_work(client):
+    before = steps(client)
     for event in client.generate(STORY, max_tokens=900, ignore_eos=True, temperature=0.0):
         if isinstance(event, Chunk):
             break
-    wait_until_free(client)
+    wait_until_free(client, before)
 
 
 def test_the_wire_without_our_client(daemon):
