@@ -12,17 +12,22 @@ import importlib
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = {"decode": "attention_decode", "chunk": "attention_chunk"}
 
 
-def ceilings(stream: Any) -> dict[str, float]:
+def ceilings(stream: torch.cuda.Stream) -> dict[str, float]:
     """Copy bandwidth (bytes read and written) and the rate of a bf16 matrix product, on random data."""
     import torch
 
-    def best(run: Any, times: int) -> float:
+    def median(run: Callable[[], object], times: int = 11) -> float:
         with torch.cuda.stream(stream):
             for _ in range(3):
                 run()
@@ -32,15 +37,13 @@ def ceilings(stream: Any) -> dict[str, float]:
                 run()
                 end.record(stream)
             stream.synchronize()
-        return sorted(begin.elapsed_time(end) for begin, end in events)[times // 2] * 1e-3
+        return float(sorted(begin.elapsed_time(end) for begin, end in events)[times // 2]) * 1e-3
 
     source = torch.randn(1 << 30, device="cuda")  # 4 GiB
     target = torch.empty_like(source)
-    copy = 2 * source.nbytes / best(lambda: target.copy_(source), 11)
-    del source, target
+    copy = 2 * source.nbytes / median(lambda: target.copy_(source))
     a, b = (torch.randn(8192, 8192, device="cuda").bfloat16() for _ in range(2))
-    rate = 2 * 8192**3 / best(lambda: a @ b, 11)
-    torch.cuda.empty_cache()
+    rate = 2 * 8192**3 / median(lambda: a @ b)
     return {"copy_bytes_per_s": copy, "bf16_flop_per_s": rate}
 
 

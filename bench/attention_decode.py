@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -16,12 +16,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from plugins_trt.arena import Arena
 from plugins_trt.contract import Batch, DeviceArray, SelectionRule
 from plugins_trt.decode_attention.contract import AttentionPlan, DecodeAttention
-from plugins_trt.decode_attention.launch import DecodeAttender, can_choose
+from plugins_trt.decode_attention.launch import DecodeAttender
 from plugins_trt.decode_selection.contract import DecodeSelection, workspace_bytes
 from plugins_trt.decode_selection.launch import DecodeSelector
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from pycuda.driver import Stream
 
     from plugins_trt.registry import Kernels
 
@@ -29,7 +31,7 @@ HEADS, KV_HEADS, DIM = 32, 2, 128
 REPLAYS = 30
 
 
-def median_ms(stream: Any, layers: int, run: Callable[[int], None]) -> float:
+def median_ms(stream: torch.cuda.Stream, layers: int, run: Callable[[int], None]) -> float:
     """Median time of one layer, in milliseconds, of a graph over `layers` layers."""
     with torch.cuda.stream(stream):
         for layer in range(layers):
@@ -50,7 +52,7 @@ def median_ms(stream: Any, layers: int, run: Callable[[int], None]) -> float:
             graph.replay()
             end.record(stream)
         stream.synchronize()
-    times = sorted(begin.elapsed_time(end) for begin, end in events)
+    times: list[float] = sorted(begin.elapsed_time(end) for begin, end in events)
     return times[len(times) // 2] / layers
 
 
@@ -68,7 +70,7 @@ class Context:
         """`length` tokens in pages of random order, with room for `room` more."""
         pages = (length + room + 63) // 64
         order = list(range(pages))
-        random.Random(0).shuffle(order)
+        random.Random(0).shuffle(order)  # noqa: S311 -- a layout, no secret
         table = torch.tensor([order], dtype=torch.int32, device="cuda")
         shape = (layers, pages, KV_HEADS)
         keys = torch.empty(*shape, 64, DIM, dtype=torch.bfloat16, device="cuda")
@@ -102,12 +104,12 @@ class Step:
     """A decode step (one token) or a verify step (a tree) over a context; its tokens are stored already."""
 
     def __init__(
-        self, kernels: Kernels, stream: Any, context: Context, tokens: int, rule: SelectionRule | None
+        self, kernels: Kernels, stream: Stream, context: Context, tokens: int, rule: SelectionRule | None
     ) -> None:
         self.stream, self.context, self.rule = stream, context, rule
         self.layers = context.arena.layers
         length = context.length - 1 if tokens == 1 else context.length
-        parents = [-1] + [random.Random(node).randrange(node) for node in range(1, tokens)]
+        parents = [-1] + [random.Random(node).randrange(node) for node in range(1, tokens)]  # noqa: S311 -- a tree, no secret
         masks: list[int] = []
         for node, parent in enumerate(parents):
             masks.append((masks[parent] if parent >= 0 else 0) | 1 << node)
@@ -198,16 +200,12 @@ class Step:
 
     def run(self, layer: int) -> None:
         """Enqueues everything of one layer, as `plugins_trt.attention` does behind `append`."""
-        if self.rule is not None and can_choose(self.batch, self.rule.total):
-            self.selector.score(self.selections[layer], self.stream)
-            self.attender.choose_and_attend(self.attentions[layer], self.selections[layer], self.stream)
-            return
         if self.rule is not None:
             self.select(layer)
         self.attend(layer)
 
 
-def sdpa_ms(stream: Any, length: int, tokens: int, layers: int) -> tuple[float, float]:
+def sdpa_ms(stream: torch.cuda.Stream, length: int, tokens: int, layers: int) -> tuple[float, float]:
     """Median times of torch's flash attention of `tokens` queries over `length` contiguous keys.
 
     Returns:
@@ -235,7 +233,9 @@ def sdpa_ms(stream: Any, length: int, tokens: int, layers: int) -> tuple[float, 
         return sorted(times)[len(times) // 2], median_ms(stream, layers, run)
 
 
-def measure(kernels: Kernels, torch_stream: Any, stream: Any, ceilings: dict[str, float]) -> dict[str, float]:
+def measure(
+    kernels: Kernels, torch_stream: torch.cuda.Stream, stream: Stream, ceilings: dict[str, float]
+) -> dict[str, float]:
     """All decode figures; times in milliseconds a layer, rates and bandwidths as shares of the ceilings."""
     figures: dict[str, float] = {}
     kv_bytes = 2 * KV_HEADS * DIM * 2

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -153,6 +154,10 @@ class _Module:
     loaded: Any
     _again: overlap.Module | None = None
 
+    def holds(self, kernel: str) -> bool:
+        """Whether the image has a symbol of this name: to ask the driver and be refused counts as an error."""
+        return re.search(rb"(?<![\w])" + re.escape(kernel.encode()) + rb"(?![\w])", self.image) is not None
+
     def overlapped(self, kernel: str, shared_bytes: int) -> Any:  # noqa: ANN401 -- a handle of the driver
         if self._again is None:
             self._again = overlap.Module(self.image)
@@ -212,10 +217,9 @@ class Kernels:
         def function(kernel: str, shared_bytes: int = 0) -> Kernel:
             driver = importlib.import_module("pycuda.driver")
             for module in modules:
-                try:
-                    found = module.loaded.get_function(kernel)
-                except driver.LogicError:
+                if not module.holds(kernel):
                     continue
+                found = module.loaded.get_function(kernel)
                 if shared_bytes > self.shared_bytes:
                     raise KernelsError(
                         f"{name}: {kernel} needs {shared_bytes} bytes of shared memory, "

@@ -12,7 +12,7 @@ from plugins_trt.chunk_selection.contract import ChunkSelection, bitmap_words
 from plugins_trt.chunk_selection.launch import ChunkSelector
 from plugins_trt.contract import ELEMENT_BYTES, MAX_DECODE, DeviceArray, LaunchError
 from plugins_trt.decode_attention.contract import DecodeAttention
-from plugins_trt.decode_attention.launch import DecodeAttender, can_choose
+from plugins_trt.decode_attention.launch import DecodeAttender
 from plugins_trt.decode_selection.contract import DecodeSelection
 from plugins_trt.decode_selection.launch import DecodeSelector
 
@@ -80,10 +80,6 @@ class Attender:
             scale=args.scale,
         )
         self._append(append, stream)
-        if selection is not None and args.rule is not None and can_choose(args.batch, args.rule.total):
-            self._select.score(selection, stream)
-            self._attend.choose_and_attend(attention, selection, stream)
-            return
         if selection is not None:
             self._select(selection, stream)
         self._attend(attention, stream)

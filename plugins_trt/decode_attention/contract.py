@@ -25,22 +25,16 @@ if TYPE_CHECKING:
 WIDE_ROWS = 128
 """Rows (tokens x heads of a group) of a wide tile."""
 
-CHOOSE_PAGES = 2560
-"""Pages of the longest table that `choose_and_attend` takes: 163 840 tokens."""
-
-CHOOSE_BLOCKS = 512
-"""Blocks of a query that `choose_and_attend` takes."""
-
 _HEADS = 16
 _MAX_PARTS = 512
-_BLOCKS_A_MULTIPROCESSOR = 2
+_WIDE_A_MULTIPROCESSOR = 2  # thread blocks of `wide` that share a multiprocessor
 
 
 @dataclass(frozen=True)
 class AttentionPlan:
     """How one bucket is cut and where its scratch memory lies; depends on sizes alone."""
 
-    narrow_parts: int  # parts of the context in `narrow`
+    narrow_parts: int  # parts of the context in `narrow`, 0: it is not launched
     wide_tiles: int  # tiles of 128 rows, 0: `wide` is not launched
     wide_parts: int
     partial_bytes: int  # float32 [T, Hkv, parts, 16, D]
@@ -68,22 +62,28 @@ class AttentionPlan:
         head_dim: int,
         max_pages: int,
         multiprocessors: int,
+        sparse: bool = True,
     ) -> AttentionPlan:
-        """Cuts a bucket for a device of `multiprocessors`."""
+        """Cuts a bucket for a device of `multiprocessors`; not `sparse`: every query is dense."""
         for name, value in (
             ("tokens", tokens),
             ("multiprocessors", multiprocessors),
             ("max_pages", max_pages),
         ):
             check_at_least(name, value, 1)
-        resident = _BLOCKS_A_MULTIPROCESSOR * multiprocessors
-        narrow = max(1, min(resident // (tokens * kv_heads), max_pages, _MAX_PARTS))
+        # One block of `narrow` keeps a multiprocessor's share of the memory busy; two hide each other's gaps when
+        # there are more tokens than multiprocessors and no more parts to merge.
+        narrow_blocks = multiprocessors if tokens == 1 else 2 * multiprocessors
+        narrow = max(1, min(narrow_blocks // (tokens * kv_heads), max_pages, _MAX_PARTS))
         group = heads // kv_heads
         tiles = wide = 0
         if tokens > 1:
             full = ceil_div(tokens * group, WIDE_ROWS)  # when one sequence brings them all
             tiles = tokens * group // WIDE_ROWS + min(sequences, tokens // 2)
-            wide = max(1, min(resident // (full * kv_heads), max_pages, _MAX_PARTS))
+            blocks = _WIDE_A_MULTIPROCESSOR * multiprocessors
+            wide = max(1, min(blocks // (full * kv_heads), max_pages, _MAX_PARTS))
+            if sequences == 1 and not sparse:
+                narrow, tiles = 0, full
         rows = tokens * kv_heads * max(narrow, wide) * _HEADS
         return cls(
             narrow_parts=narrow,
@@ -105,7 +105,7 @@ def workspace_bytes(
     max_pages: int,
     multiprocessors: int,
 ) -> int:
-    """Bytes of scratch memory that attention over a bucket of `tokens` needs while it runs."""
+    """Bytes of scratch memory that attention over a bucket of `tokens` needs while it runs, sparse or not."""
     return AttentionPlan.of(
         tokens=tokens,
         sequences=sequences,
@@ -174,6 +174,7 @@ class DecodeAttention:
             head_dim=self.arena.head_dim,
             max_pages=self.batch.max_pages,
             multiprocessors=multiprocessors,
+            sparse=self.blocks is not None,
         )
         check_workspace("workspace", self.workspace, plan.workspace_bytes)
         return plan

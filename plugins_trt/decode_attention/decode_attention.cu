@@ -6,11 +6,8 @@
 //            queries of sequences that bring several tokens: a tree, or the end of a prompt. Bound by arithmetic.
 //   combine: merges the parts of each token and head, always in the same order.
 //
-// With one token, `choose_narrow` takes the block scores instead of the chosen blocks: each CTA chooses for itself,
-// which costs less than waiting for one CTA to have chosen for all.
-//
 // The grid depends on the bucket; how many parts are used, on the lengths, by the same formula in every kernel.
-#include "decode_selection/select.cuh"
+#include "common.cuh"
 
 struct Attend {
     const u16* q;         // [T, heads, D], rotated
@@ -47,8 +44,11 @@ __device__ __forceinline__ bool is_dense(const Attend& args, int position) {
     return args.blocks == nullptr || position + 1 < args.dense_below;
 }
 
-// Rows of a sequence that brings several tokens go to `wide` when they are dense.
-__device__ __forceinline__ bool is_wide(const Attend& args, int tokens) { return args.wide_parts > 0 && tokens > 1; }
+// Rows of a sequence that brings several tokens go to `wide` when they are dense; where `narrow` is not launched
+// (one sequence, every query dense), all do.
+__device__ __forceinline__ bool is_wide(const Attend& args, int tokens) {
+    return args.wide_parts > 0 && (tokens > 1 || (tokens == 1 && args.narrow_parts == 0));
+}
 
 // The keys of one token and KV head, as entries of up to 64 keys: the pages before its limit, or the selected ones
 // (a list may end early, with -1: such an entry holds nothing); then, in a tree, the pages that hold the nodes.
@@ -111,14 +111,9 @@ constexpr int kStages = kDim == 128 ? 3 : 4;
 template <int kDim>
 constexpr int kNarrowBytes = kWarps * kStages<kDim> * 2 * kUnit * kDim * 2;
 
-constexpr int kFewItems = 8;     // blocks a thread ranks: up to 1024 in all
-constexpr int kManyItems = 20;   // up to 2560
-constexpr int kMaxChosen = 512;  // blocks of a query
-
 // Grid: (narrow_parts, kv_heads, tokens).
-template <typename T, int kDim, bool kChoose>
-__device__ __forceinline__ void narrow(
-    const Batch& batch, const Arena& arena, const Attend& args, const Select& select) {
+template <typename T, int kDim>
+__device__ __forceinline__ void narrow(const Batch& batch, const Arena& arena, const Attend& args) {
     extern __shared__ __align__(1024) unsigned char shared[];
     constexpr int kSteps = kDim / 16;         // steps of 16 elements in a dot product
     constexpr int kTiles = kDim / 8;          // 8-column tiles of an output row
@@ -143,12 +138,6 @@ __device__ __forceinline__ void narrow(
         launch_dependents();
     }
     u16* out = args.out + ((i64)token * args.heads + kv_head * group) * kDim;
-    if constexpr (kChoose) {
-        if (part == 0 && (sequence < 0 || dense)) {
-            for (int i = threadIdx.x; i < args.total; i += kThreads) select.blocks[row * args.total + i] = -1;
-            if (threadIdx.x == 0) select.counts[row] = 0;
-        }
-    }
     if (sequence < 0) {
         if (part == 0) {
             for (int i = threadIdx.x; i < group * kPieces; i += kThreads)
@@ -168,26 +157,6 @@ __device__ __forceinline__ void narrow(
         return;
     }
     const i32* blocks = dense ? nullptr : args.blocks + row * args.total;
-    if constexpr (kChoose) {
-        __shared__ i32 chosen[kMaxChosen];
-        if (!dense) {
-            int own = position / kPage;
-            if (own < args.total) {
-                for (int i = threadIdx.x; i < args.total; i += kThreads) chosen[i] = i <= own ? i : -1;
-            } else if (own < kFewItems * kThreads) {
-                choose<kFewItems, kThreads>(batch, select, position + 1, token, kv_head, own, chosen);
-            } else {
-                choose<kManyItems, kThreads>(batch, select, position + 1, token, kv_head, own, chosen);
-            }
-            __syncthreads();
-            blocks = chosen;
-            if (part == 0) {
-                for (int i = threadIdx.x; i < args.total; i += kThreads)
-                    select.blocks[row * args.total + i] = chosen[i];
-                if (threadIdx.x == 0) select.counts[row] = min_int(own + 1, args.total);
-            }
-        }
-    }
 
     // This warp's units, the first of them and the end.
     int units = context.entries() * kUnitsPerPage;
@@ -425,13 +394,19 @@ __device__ __forceinline__ void wide(const Batch& batch, const Arena& arena, con
         }
         before += tiles;
     }
-    wait_for_dependencies();
-    launch_dependents();
-    if (sequence < 0) return;
+    if (sequence < 0) {
+        wait_for_dependencies();
+        launch_dependents();
+        return;
+    }
     int length = batch.lengths[sequence];
     int slots = length + tokens;
     int active = wide_active(args, slots);
-    if (part >= active) return;
+    if (part >= active) {
+        wait_for_dependencies();
+        launch_dependents();
+        return;
+    }
 
     if (threadIdx.x == 0) tile = {start, first_row, active, slots, (int)((i64)ceil_div(slots, kPage) * (part + 1) / active)};
 
@@ -447,7 +422,10 @@ __device__ __forceinline__ void wide(const Batch& batch, const Arena& arena, con
         masks[threadIdx.x] = mask;
         any = mask != 0;
     }
-    if (!__syncthreads_or(any)) return;
+    any = __syncthreads_or(any);
+    wait_for_dependencies();
+    launch_dependents();
+    if (!any) return;
 
     u32 q_shared = shared_address(shared);
     u32 stages = q_shared + kRows * kDim * 2;
@@ -476,6 +454,7 @@ __device__ __forceinline__ void wide(const Batch& batch, const Arena& arena, con
     copy_commit();
 
     // This warp's 32 rows: two tiles of 16. Rows behind the last token's are left alone.
+    int end = tile.end;
     bool works = first_row + warp * 32 < tokens * group;
     u32 q_line = q_shared + swizzled<kDim>(warp * 32 + (matrix & 1) * 8 + line, matrix >> 1);
     u32 key_line = stages + swizzled<kDim>((matrix >> 1) * 8 + line, matrix & 1);
@@ -484,11 +463,11 @@ __device__ __forceinline__ void wide(const Batch& batch, const Arena& arena, con
     float maximum[2][2] = {{-kInfinity, -kInfinity}, {-kInfinity, -kInfinity}};
     float sum[2][2] = {};
     u32 stage = 0;
-    for (; page < tile.end; ++page, stage ^= 2 * kPageBytes) {
+    for (; page < end; ++page, stage ^= 2 * kPageBytes) {
         u32 next = stages + (stage ^ (2 * kPageBytes));
         copy_wait<1>();  // the keys are here, the values may be under way
         __syncthreads();
-        if (page + 1 < tile.end) load(arena.keys, page + 1, next);
+        if (page + 1 < end) load(arena.keys, page + 1, next);
         copy_commit();
         u32 p[2][2][8];  // the weights, packed: tile, half, keys 8n + 2t and + 1
         if (works) {
@@ -584,7 +563,7 @@ __device__ __forceinline__ void wide(const Batch& batch, const Arena& arena, con
         }
         copy_wait<1>();  // the values are here
         __syncthreads();
-        if (page + 1 < tile.end) load(arena.values, page + 1, next + kPageBytes);
+        if (page + 1 < end) load(arena.values, page + 1, next + kPageBytes);
         copy_commit();
         if (works) {
 #pragma unroll
@@ -642,133 +621,89 @@ __device__ __forceinline__ void wide(const Batch& batch, const Arena& arena, con
 // ---------------------------------------------------------------- combine
 
 constexpr int kCombineThreads = 256;
-constexpr int kMaxParts = 512;
 
-// Many parts. Grid: (heads, tokens); a CTA a row of the output.
-template <typename T, int kDim>
-__device__ __forceinline__ void combine_many(const Attend& args) {
-    constexpr int kColumns = kDim / 4;                    // threads a row of partial sums takes, 16 bytes each
-    constexpr int kLanes = kCombineThreads / kColumns;    // parts that are added at a time
-    constexpr int kWarpsOfCta = kCombineThreads / 32;
-    __shared__ float factors[kMaxParts];
-    __shared__ float warp_values[2][kWarpsOfCta];
-    __shared__ float4 sums[kLanes][kColumns];
+// Grid: (ceil(heads / kRowsOfCta), tokens). D / 4 threads take 16 bytes each of a part of one row of the output;
+// with one row a CTA, all its groups of threads share the parts, else each group has a row of its own. A group adds
+// parts as it goes, scaled to the largest maximum so far; then the groups' sums are merged in the same way.
+template <typename T, int kDim, bool kOneRow>
+__device__ __forceinline__ void combine(const Batch& batch, const Attend& args) {
+    constexpr int kColumns = kDim / 4;
+    constexpr int kGroups = kCombineThreads / kColumns;
+    __shared__ float4 sums[kOneRow ? kGroups : 1][kColumns];
+    __shared__ float2 statistics[kGroups];
+    int token = blockIdx.y;
+    int column = threadIdx.x % kColumns, group = threadIdx.x / kColumns;
+    int query_head = kOneRow ? blockIdx.x : blockIdx.x * kGroups + group;
+    bool is_padding = token >= batch.sequence_starts[batch.sequences];
     wait_for_dependencies();
     launch_dependents();
-    int token = blockIdx.y;
-    int group = args.heads / args.kv_heads;
-    int kv_head = blockIdx.x / group, head = blockIdx.x % group;
-    i64 row = (i64)token * args.kv_heads + kv_head;
-    i64 place = row * args.parts * kHeads + head;
-    // The first 256 statistics are read beside the number of them that count.
+    if (!kOneRow && query_head >= args.heads) return;
+    uint2* out = reinterpret_cast<uint2*>(args.out + ((i64)token * args.heads + query_head) * kDim) + column;
+    if (is_padding) {
+        if (!kOneRow || group == 0) *out = uint2{0, 0};
+        return;
+    }
+    int heads_of_group = args.heads / args.kv_heads;
+    i64 row = (i64)token * args.kv_heads + query_head / heads_of_group;
+    i64 place = row * args.parts * kHeads + query_head % heads_of_group;
     int active = args.active[row];
-    float2 mine = {-kInfinity, 0.0f};
-    if ((int)threadIdx.x < args.parts) mine = args.statistics[place + (i64)threadIdx.x * kHeads];
-    if ((int)threadIdx.x >= active) mine = float2{-kInfinity, 0.0f};
     if (active == 1) return;
 
-    float most = mine.x;
-    for (int i = threadIdx.x + kCombineThreads; i < active; i += kCombineThreads)
-        most = fmaxf(most, args.statistics[place + (i64)i * kHeads].x);
-    most = warp_max(most);
-    if (threadIdx.x % 32 == 0) warp_values[0][threadIdx.x / 32] = most;
-    __syncthreads();
-    most = warp_values[0][0];
-#pragma unroll
-    for (int w = 1; w < kWarpsOfCta; ++w) most = fmaxf(most, warp_values[0][w]);
-    float weight = 0.0f;
-    for (int i = threadIdx.x; i < active; i += kCombineThreads) {
-        float2 statistic = i < kCombineThreads ? mine : args.statistics[place + (i64)i * kHeads];
-        float factor = exp2_fast(statistic.x - most);
-        factors[i] = factor;
-        weight += statistic.y * factor;
-    }
-    weight = warp_sum(weight);
-    if (threadIdx.x % 32 == 0) warp_values[1][threadIdx.x / 32] = weight;
-    __syncthreads();
-    weight = 0.0f;
-#pragma unroll
-    for (int w = 0; w < kWarpsOfCta; ++w) weight += warp_values[1][w];
-
-    int column = threadIdx.x % kColumns, first = threadIdx.x / kColumns;
     float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 8
-    for (int i = first; i < active; i += kLanes) {
-        float4 x = __ldcs(reinterpret_cast<const float4*>(args.partial + (place + (i64)i * kHeads) * kDim + column * 4));
-        float factor = factors[i];
-        sum.x = fmaf(x.x, factor, sum.x), sum.y = fmaf(x.y, factor, sum.y);
-        sum.z = fmaf(x.z, factor, sum.z), sum.w = fmaf(x.w, factor, sum.w);
-    }
-    sums[first][column] = sum;
-    __syncthreads();
-    if (threadIdx.x >= kColumns) return;
-    float inverse = 1.0f / weight;
+    float maximum = -kInfinity, weight = 0.0f;
+    auto add = [&](float2 statistic, float4 x) {
+        float larger = fmaxf(maximum, statistic.x);
+        float shift = larger == -kInfinity ? 0.0f : larger;
+        float old = exp2_fast(maximum - shift), factor = exp2_fast(statistic.x - shift);
+        maximum = larger;
+        weight = fmaf(weight, old, statistic.y * factor);
+        sum.x = fmaf(sum.x, old, x.x * factor), sum.y = fmaf(sum.y, old, x.y * factor);
+        sum.z = fmaf(sum.z, old, x.z * factor), sum.w = fmaf(sum.w, old, x.w * factor);
+    };
+    constexpr int kStep = kOneRow ? kGroups : 1;
+    constexpr int kAhead = 8;  // parts under way
+    for (int first = kOneRow ? group : 0; first < active; first += kStep * kAhead) {
+        float2 statistic[kAhead];
+        float4 x[kAhead];
 #pragma unroll
-    for (int i = 1; i < kLanes; ++i) {
-        float4 x = sums[i][column];
-        sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
-    }
-    uint2 packed = {T::pack(sum.x * inverse, sum.y * inverse), T::pack(sum.z * inverse, sum.w * inverse)};
-    *reinterpret_cast<uint2*>(args.out + ((i64)token * args.heads + blockIdx.x) * kDim + column * 4) = packed;
-}
-
-// Up to 32 parts. Grid: (ceil(heads / 8), tokens); a warp a row of the output.
-template <typename T, int kDim>
-__device__ __forceinline__ void combine_few(const Attend& args) {
-    constexpr int kElements = kDim / 32;
-    wait_for_dependencies();
-    launch_dependents();
-    int token = blockIdx.y;
-    int lane = threadIdx.x & 31;
-    int query_head = blockIdx.x * (kCombineThreads / 32) + (threadIdx.x >> 5);
-    if (query_head >= args.heads) return;
-    int group = args.heads / args.kv_heads;
-    i64 row = (i64)token * args.kv_heads + query_head / group;
-    i64 place = row * args.parts * kHeads + query_head % group;
-    int active = args.active[row];
-    float2 statistic = {-kInfinity, 0.0f};
-    if (lane < args.parts) statistic = args.statistics[place + (i64)lane * kHeads];
-    if (lane >= active) statistic = float2{-kInfinity, 0.0f};
-    if (active == 1) return;
-    float factor = exp2_fast(statistic.x - warp_max(statistic.x));
-    factor /= warp_sum(statistic.y * factor);
-    float sum[kElements] = {};
-    const float* partial = args.partial + place * kDim + lane * kElements;
-#pragma unroll 8
-    for (int i = 0; i < active; ++i, partial += kHeads * kDim) {
-        float of_part = __shfl_sync(kFull, factor, i);
-        float2 x = __ldcs(reinterpret_cast<const float2*>(partial));
-        sum[0] = fmaf(x.x, of_part, sum[0]), sum[1] = fmaf(x.y, of_part, sum[1]);
-        if constexpr (kElements == 4) {
-            float2 y = __ldcs(reinterpret_cast<const float2*>(partial) + 1);
-            sum[2] = fmaf(y.x, of_part, sum[2]), sum[3] = fmaf(y.y, of_part, sum[3]);
+        for (int i = 0; i < kAhead; ++i) {
+            int part = first + i * kStep;  // past the last, that one again, without weight
+            i64 at = place + (i64)min_int(part, active - 1) * kHeads;
+            statistic[i] = args.statistics[at];
+            x[i] = __ldcs(reinterpret_cast<const float4*>(args.partial + at * kDim) + column);
+            if (part >= active) statistic[i] = float2{-kInfinity, 0.0f};
         }
-    }
-    u16* out = args.out + ((i64)token * args.heads + query_head) * kDim + lane * kElements;
 #pragma unroll
-    for (int i = 0; i < kElements; i += 2) *reinterpret_cast<u32*>(out + i) = T::pack(sum[i], sum[i + 1]);
+        for (int i = 0; i < kAhead; ++i) add(statistic[i], x[i]);
+    }
+    if constexpr (kOneRow) {
+        sums[group][column] = sum;
+        if (column == 0) statistics[group] = float2{maximum, weight};
+        __syncthreads();
+        if (group != 0) return;
+#pragma unroll
+        for (int i = 1; i < kGroups; ++i) add(statistics[i], sums[i][column]);
+    }
+    float inverse = 1.0f / weight;
+    *out = uint2{T::pack(sum.x * inverse, sum.y * inverse), T::pack(sum.z * inverse, sum.w * inverse)};
 }
 
 #define ATTEND(type, suffix, dim)                                                              \
     extern "C" __global__ void __launch_bounds__(kThreads, 2)                                  \
         narrow_##suffix##_d##dim(const Batch batch, const Arena arena, const Attend args) {    \
-        narrow<type, dim, false>(batch, arena, args, Select());                                \
-    }                                                                                          \
-    extern "C" __global__ void __launch_bounds__(kThreads, 2) choose_narrow_##suffix##_d##dim( \
-        const Batch batch, const Arena arena, const Attend args, const Select select) {        \
-        narrow<type, dim, true>(batch, arena, args, select);                                   \
+        narrow<type, dim>(batch, arena, args);                                                 \
     }                                                                                          \
     extern "C" __global__ void __launch_bounds__(kThreads, 2)                                  \
         wide_##suffix##_d##dim(const Batch batch, const Arena arena, const Attend args) {      \
         wide<type, dim>(batch, arena, args);                                                   \
     }                                                                                          \
-    extern "C" __global__ void __launch_bounds__(kCombineThreads)                              \
-        combine_many_##suffix##_d##dim(const Attend args) {                                    \
-        combine_many<type, dim>(args);                                                         \
+    extern "C" __global__ void __launch_bounds__(kCombineThreads, 4)                              \
+        combine_many_##suffix##_d##dim(const Batch batch, const Attend args) {                 \
+        combine<type, dim, true>(batch, args);                                                 \
     }                                                                                          \
-    extern "C" __global__ void __launch_bounds__(kCombineThreads)                              \
-        combine_few_##suffix##_d##dim(const Attend args) {                                     \
-        combine_few<type, dim>(args);                                                          \
+    extern "C" __global__ void __launch_bounds__(kCombineThreads, 4)                              \
+        combine_few_##suffix##_d##dim(const Batch batch, const Attend args) {                  \
+        combine<type, dim, false>(batch, args);                                                \
     }
 
 ATTEND(F16, f16, 64)

@@ -7,21 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from plugins_trt.arena import Arena
 from plugins_trt.contract import KERNEL_DTYPES, Batch, ceil_div
-from plugins_trt.decode_attention.contract import CHOOSE_BLOCKS, CHOOSE_PAGES
-from plugins_trt.decode_selection.launch import SELECT_FORMAT, pack_select
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from plugins_trt.decode_attention.contract import AttentionPlan, DecodeAttention
-    from plugins_trt.decode_selection.contract import DecodeSelection
 
 _ATTEND = "PPPPPPPfiiiiiiiii"
 _FORMAT = Batch.FORMAT + Arena.FORMAT + _ATTEND
+_COMBINE_FORMAT = Batch.FORMAT + _ATTEND
 _FEW_PARTS = 32
 _THREADS, _COMBINE_THREADS = 128, 256
 _NARROW_BYTES = {64: 4 * 4 * 2 * 16 * 64 * 2, 128: 4 * 3 * 2 * 16 * 128 * 2}
-_LEAST_UNITS = 1
+_LEAST_UNITS = 3
 _LOG2E = 1.4426950408889634
 
 
@@ -37,12 +35,9 @@ class DecodeAttender:
         self._narrow_bytes = _NARROW_BYTES[head_dim]
         self._wide_bytes = (128 + 4 * 64) * head_dim * 2
         self._narrow = function(f"narrow_{layout}", self._narrow_bytes).prepare(_FORMAT, overlaps=True)
-        self._choose_narrow = function(f"choose_narrow_{layout}", self._narrow_bytes).prepare(
-            _FORMAT + SELECT_FORMAT, overlaps=True
-        )
         self._wide = function(f"wide_{layout}", self._wide_bytes).prepare(_FORMAT, overlaps=True)
-        self._combine_few = function(f"combine_few_{layout}", 0).prepare(_ATTEND, overlaps=True)
-        self._combine_many = function(f"combine_many_{layout}", 0).prepare(_ATTEND, overlaps=True)
+        self._combine_few = function(f"combine_few_{layout}", 0).prepare(_COMBINE_FORMAT, overlaps=True)
+        self._combine_many = function(f"combine_many_{layout}", 0).prepare(_COMBINE_FORMAT, overlaps=True)
 
     def __call__(
         self,
@@ -64,41 +59,13 @@ class DecodeAttender:
         plan, batch = args.plan(self.multiprocessors), args.batch
         attend = _pack_attend(args, plan, least_units)
         packed = (*batch.pack(), *args.arena.pack(args.layer), *attend)
-        grid = (plan.narrow_parts, args.arena.kv_heads, batch.tokens)
         block = (_THREADS, 1, 1)
-        self._narrow.prepared_async_call(grid, block, stream, *packed, shared_size=self._narrow_bytes)
+        if plan.narrow_parts:
+            grid = (plan.narrow_parts, args.arena.kv_heads, batch.tokens)
+            self._narrow.prepared_async_call(grid, block, stream, *packed, shared_size=self._narrow_bytes)
         if plan.wide_tiles:
             grid = (plan.wide_parts, plan.wide_tiles, args.arena.kv_heads)
             self._wide.prepared_async_call(grid, block, stream, *packed, shared_size=self._wide_bytes)
-        self._combine(args, plan, attend, stream)
-
-    def choose_and_attend(
-        self,
-        args: DecodeAttention,
-        selection: DecodeSelection,
-        stream: Any = None,  # noqa: ANN401 -- PyCUDA is untyped
-        *,
-        least_units: int = _LEAST_UNITS,
-    ) -> None:
-        """Enqueues the choice from scores (see `DecodeSelector.score`) and the attention of one token, in one.
-
-        Writes `blocks` and `counts` as the selection does. For batches that `can_choose` takes.
-
-        Raises:
-            LaunchError: naming the argument, before anything runs.
-        """
-        plan, batch = args.plan(self.multiprocessors), args.batch
-        attend = _pack_attend(args, plan, least_units)
-        self._choose_narrow.prepared_async_call(
-            (plan.narrow_parts, args.arena.kv_heads, 1),
-            (_THREADS, 1, 1),
-            stream,
-            *batch.pack(),
-            *args.arena.pack(args.layer),
-            *attend,
-            *pack_select(selection),
-            shared_size=self._narrow_bytes,
-        )
         self._combine(args, plan, attend, stream)
 
     def _combine(
@@ -111,20 +78,11 @@ class DecodeAttender:
         block = (_COMBINE_THREADS, 1, 1)
         if plan.parts > _FEW_PARTS:
             grid = (args.heads, args.batch.tokens, 1)
-            self._combine_many.prepared_async_call(grid, block, stream, *attend)
-        elif plan.parts > 1:
-            grid = (ceil_div(args.heads, _COMBINE_THREADS // 32), args.batch.tokens, 1)
-            self._combine_few.prepared_async_call(grid, block, stream, *attend)
-
-
-def can_choose(batch: Batch, total: int) -> bool:
-    """Whether `choose_and_attend` takes a batch, with `total` blocks a query."""
-    return (
-        batch.tokens == 1
-        and batch.tree_masks is None
-        and batch.max_pages <= CHOOSE_PAGES
-        and total <= CHOOSE_BLOCKS
-    )
+            self._combine_many.prepared_async_call(grid, block, stream, *args.batch.pack(), *attend)
+        elif plan.parts > 1 or not plan.narrow_parts:  # (which zeroes padding, too)
+            rows = _COMBINE_THREADS // (args.arena.head_dim // 4)
+            grid = (ceil_div(args.heads, rows), args.batch.tokens, 1)
+            self._combine_few.prepared_async_call(grid, block, stream, *args.batch.pack(), *attend)
 
 
 def _pack_attend(args: DecodeAttention, plan: AttentionPlan, least_units: int) -> tuple[float, ...]:

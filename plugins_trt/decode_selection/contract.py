@@ -22,7 +22,7 @@ from plugins_trt.contract import (
 if TYPE_CHECKING:
     from plugins_trt.arena import Arena
 
-WARPS = 8
+WARPS = 16
 MAX_PAGES = 8192
 """Pages of a table that is compared: 524 288 tokens."""
 
@@ -37,13 +37,15 @@ class SelectionPlan:
     lse_parts: int  # thread blocks along the coarse (or fine) keys
     score_parts: int  # thread blocks along the fine keys
     lse_bytes: int  # float32 [T, Hkv, lse_parts + 1, 16]
-    scores_bytes: int  # float32 [T, Hkv, max_pages, 2]
+    score_stride: int  # blocks of a row of scores
+    scores_bytes: int  # float32 [T, Hkv, score_stride]
+    first_bytes: int  # float32 [T, Hkv, score_parts]
     nodes_bytes: int  # float32 [T, Hkv, 4, 2]
 
     @property
     def workspace_bytes(self) -> int:
         """Bytes in all, in the order above."""
-        return self.lse_bytes + self.scores_bytes + self.nodes_bytes
+        return self.lse_bytes + self.scores_bytes + self.first_bytes + self.nodes_bytes
 
     @classmethod
     def of(cls, *, tokens: int, kv_heads: int, max_pages: int, lse: str) -> SelectionPlan:
@@ -62,7 +64,9 @@ class SelectionPlan:
             lse_parts=lse_parts,
             score_parts=score_parts,
             lse_bytes=round_up(tokens * kv_heads * (lse_parts + 1) * _HEADS * 4, 256),
-            scores_bytes=round_up(tokens * kv_heads * max_pages * 8, 256),
+            score_stride=score_parts * WARPS * 4,
+            scores_bytes=round_up(tokens * kv_heads * score_parts * WARPS * 4 * 4, 256),
+            first_bytes=round_up(tokens * kv_heads * score_parts * 4, 256),
             nodes_bytes=round_up(tokens * kv_heads * _NODE_KEYS * 8, 256),
         )
 

@@ -8,16 +8,18 @@
 // takes elements 32k + 8t .. 32k + 8t + 7 for two steps of 16. It then passes over the tokens of the sequence.
 //
 // Fine keys are counted by slots: slot u of a sequence is key u - 1, lies in page u / 4, and is complete once token
-// 16u + 15 is stored. Block b takes the largest of slots 4b .. 4b + 4 (keys 4b - 1 .. 4b + 3), so a page gives the
-// maximum of its four slots and that of its first alone, for the block before.
+// 16u + 15 is stored. Block b takes the largest of slots 4b .. 4b + 4 (keys 4b - 1 .. 4b + 3): the four of its page
+// and the first of the next one.
 #include "decode_selection/select.cuh"
 
-constexpr int kWarps = 8;
+constexpr int kWarps = 16;
 constexpr int kThreads = kWarps * 32;
 constexpr int kUnit = 16;            // compressed keys a warp holds
 constexpr int kHeads = 16;           // rows of a tile
 constexpr int kCoarsePages = kUnit;  // pages of a unit of coarse keys
 constexpr int kFinePages = kUnit / kFineSlots;
+constexpr int kPagesOfCta = kWarps * kFinePages;
+static_assert(kPagesOfCta == kPage && kThreads == kChooseThreads, "as `choose` reads the scores");
 
 // ---------------------------------------------------------------- fragments
 
@@ -235,9 +237,6 @@ __device__ __forceinline__ void gather_lse(
 
 // ---------------------------------------------------------------- choose
 
-constexpr int kFewItems = 8;    // blocks a thread ranks: up to 2048 in all
-constexpr int kManyItems = 32;  // up to 8192
-
 __device__ __forceinline__ void write_nothing(const Select& args, int token, int kv_head) {
     i64 row = (i64)token * args.kv_heads + kv_head;
     for (int i = threadIdx.x; i < args.total; i += kThreads) args.blocks[row * args.total + i] = -1;
@@ -255,12 +254,9 @@ __device__ __forceinline__ void choose_any(
         if (threadIdx.x == 0) args.counts[row] = own + 1;
         return;
     }
-    i64 row = (i64)token * args.kv_heads + kv_head;
-    i32* blocks = args.blocks + row * args.total;
     int stored = stored_tokens(batch, sequence, position);
-    if (own < kFewItems * kThreads) choose<kFewItems, kThreads>(batch, args, stored, token, kv_head, own, blocks);
-    else choose<kManyItems, kThreads>(batch, args, stored, token, kv_head, own, blocks);
-    if (threadIdx.x == 0) args.counts[row] = args.total;
+    if (own < 4 * kFewVectors * kThreads) choose<kFewVectors>(batch, args, stored, token, kv_head, own);
+    else choose<kManyVectors>(batch, args, stored, token, kv_head, own);
 }
 
 // Grid: (tokens, kv_heads).
@@ -283,6 +279,7 @@ template <typename T, int kDim, bool kChoose>
 __device__ __forceinline__ void scores(const Batch& batch, const Arena& arena, const Select& args, int parts) {
     __shared__ float2 scratch[kWarps][kHeads];
     __shared__ float lse_of_heads[kHeads];
+    __shared__ float most_of_pages[kPagesOfCta], first_of_pages[kPagesOfCta];
     __shared__ bool is_last;
     int sequence = blockIdx.z;
     int kv_head = blockIdx.y;
@@ -399,11 +396,18 @@ __device__ __forceinline__ void scores(const Batch& batch, const Arena& arena, c
         low_most = fmaxf(low_most, __shfl_xor_sync(kFull, low_most, 8));
         high_most = fmaxf(high_most, __shfl_xor_sync(kFull, high_most, 8));
         if (lane % 16 == 0) {
-            float2* out = reinterpret_cast<float2*>(args.scores) +
-                          ((i64)token * args.kv_heads + kv_head) * batch.max_pages;
-            int page = first_page + lane / 16;
-            if (page < batch.max_pages) out[page] = float2{low_most, low};
-            if (page + 2 < batch.max_pages) out[page + 2] = float2{high_most, high};
+            int page = warp * kFinePages + lane / 16;
+            most_of_pages[page] = low_most, most_of_pages[page + 2] = high_most;
+            first_of_pages[page] = low, first_of_pages[page + 2] = high;
+        }
+        __syncthreads();
+        i64 row = (i64)token * args.kv_heads + kv_head;
+        if (threadIdx.x < kPagesOfCta) {
+            int page = threadIdx.x;
+            float score = most_of_pages[page];
+            if (page + 1 < kPagesOfCta) score = fmaxf(score, first_of_pages[page + 1]);
+            args.scores[row * args.score_stride + part * kPagesOfCta + page] = score;
+            if (page == 0) args.first_slots[row * (args.score_stride / kPagesOfCta) + part] = first_of_pages[0];
         }
         __syncthreads();
     }
@@ -424,20 +428,20 @@ __device__ __forceinline__ void scores(const Batch& batch, const Arena& arena, c
 }
 
 #define SELECT(type, suffix, dim)                                                                              \
-    extern "C" __global__ void __launch_bounds__(kThreads, 2)                                                    \
+    extern "C" __global__ void __launch_bounds__(kThreads, 1)                                                    \
         lse_##suffix##_d##dim(const Batch batch, const Arena arena, const Select args) {                      \
         lse<type, dim>(batch, arena, args);                                                                   \
     }                                                                                                         \
-    extern "C" __global__ void __launch_bounds__(kThreads, 2)                                                    \
+    extern "C" __global__ void __launch_bounds__(kThreads, 1)                                                    \
         scores_##suffix##_d##dim(const Batch batch, const Arena arena, const Select args, int parts) {        \
         scores<type, dim, false>(batch, arena, args, parts);                                                  \
     }                                                                                                         \
-    extern "C" __global__ void __launch_bounds__(kThreads, 2)                                                    \
+    extern "C" __global__ void __launch_bounds__(kThreads, 1)                                                    \
         scores_choose_##suffix##_d##dim(const Batch batch, const Arena arena, const Select args, int parts) { \
         scores<type, dim, true>(batch, arena, args, parts);                                                   \
     }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2) choose_blocks(const Batch batch, const Select args) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) choose_blocks(const Batch batch, const Select args) {
     choose_all(batch, args);
 }
 

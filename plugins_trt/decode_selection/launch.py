@@ -12,12 +12,12 @@ from plugins_trt.decode_selection.contract import WARPS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from plugins_trt.decode_selection.contract import DecodeSelection
+    from plugins_trt.decode_selection.contract import DecodeSelection, SelectionPlan
 
-SELECT_FORMAT = "PPPPPPPPPfiiiiiiiii"
-_LSE_FORMAT = Batch.FORMAT + Arena.FORMAT + SELECT_FORMAT
+_SELECT = "PPPPPPPPPPfiiiiiiiii"
+_LSE_FORMAT = Batch.FORMAT + Arena.FORMAT + _SELECT
 _SCORES_FORMAT = _LSE_FORMAT + "i"
-_CHOOSE_FORMAT = Batch.FORMAT + SELECT_FORMAT
+_CHOOSE_FORMAT = Batch.FORMAT + _SELECT
 _THREADS = 32 * WARPS
 _LOG2E = 1.4426950408889634
 
@@ -35,39 +35,23 @@ class DecodeSelector:
 
     def __call__(self, args: DecodeSelection, stream: Any = None) -> None:  # noqa: ANN401 -- PyCUDA is untyped
         """Enqueues one selection."""
-        if args.batch.tokens == 1 and args.batch.tree_masks is None:
-            self._enqueue_scores(args, stream, self._scores_choose)
-            return
-        self.score(args, stream)
-        self._choose.prepared_async_call(
-            (args.batch.tokens, args.arena.kv_heads, 1),
-            (_THREADS, 1, 1),
-            stream,
-            *args.batch.pack(),
-            *pack_select(args),
-        )
-
-    def score(self, args: DecodeSelection, stream: Any = None) -> None:  # noqa: ANN401
-        """Enqueues the scores alone, for `decode_attention` to choose from them (`DecodeAttender.choose_and_attend`)."""
-        self._enqueue_scores(args, stream, self._scores)
-
-    def _enqueue_scores(self, args: DecodeSelection, stream: Any, scores: Any) -> None:  # noqa: ANN401
         plan, batch = args.plan, args.batch
-        kv_heads = args.arena.kv_heads
+        kv_heads, block = args.arena.kv_heads, (_THREADS, 1, 1)
         nodes = 0 if batch.tree_masks is None else min(MAX_TREE, batch.tokens)
-        packed = (*batch.pack(), *args.arena.pack(args.layer), *pack_select(args))
-        block = (_THREADS, 1, 1)
-        self._lse.prepared_async_call(
-            (plan.lse_parts + nodes, kv_heads, batch.sequences), block, stream, *packed
-        )
-        scores.prepared_async_call(
-            (plan.score_parts + nodes, kv_heads, batch.sequences), block, stream, *packed, plan.score_parts
-        )
+        select = _pack_select(args, plan)
+        packed = (*batch.pack(), *args.arena.pack(args.layer), *select)
+        grid = (plan.lse_parts + nodes, kv_heads, batch.sequences)
+        self._lse.prepared_async_call(grid, block, stream, *packed)
+        grid = (plan.score_parts + nodes, kv_heads, batch.sequences)
+        if batch.tokens == 1 and batch.tree_masks is None:
+            self._scores_choose.prepared_async_call(grid, block, stream, *packed, plan.score_parts)
+            return
+        self._scores.prepared_async_call(grid, block, stream, *packed, plan.score_parts)
+        self._choose.prepared_async_call((batch.tokens, kv_heads, 1), block, stream, *batch.pack(), *select)
 
 
-def pack_select(args: DecodeSelection) -> tuple[float, ...]:
-    """The kernels' `Select` struct, in the order of `SELECT_FORMAT`."""
-    plan = args.plan
+def _pack_select(args: DecodeSelection, plan: SelectionPlan) -> tuple[float, ...]:
+    """The kernels' `Select` struct, in the order of `_SELECT`."""
     scale = 1.0 / math.sqrt(args.arena.head_dim) if args.scale is None else args.scale
     return (
         args.q.pointer,
@@ -76,6 +60,7 @@ def pack_select(args: DecodeSelection) -> tuple[float, ...]:
         args.workspace.pointer,
         args.workspace.pointer + plan.lse_bytes,
         args.workspace.pointer + plan.lse_bytes + plan.scores_bytes,
+        args.workspace.pointer + plan.lse_bytes + plan.scores_bytes + plan.first_bytes,
         args.arrived.pointer,
         args.blocks.pointer,
         args.counts.pointer,
@@ -88,5 +73,5 @@ def pack_select(args: DecodeSelection) -> tuple[float, ...]:
         args.rule.total,
         args.rule.dense_below,
         1 if args.rule.lse == "exact" else 0,
-        0,
+        plan.score_stride,
     )

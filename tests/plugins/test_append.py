@@ -13,7 +13,7 @@ from plugins_trt.commit.launch import Committer
 from plugins_trt.commit.reference import commit
 from plugins_trt.contract import LaunchError, check_batch_values
 
-POSITIONS = 4096
+POSITIONS = 8192
 
 
 def tables(dim, device):
@@ -222,14 +222,14 @@ def test_arguments_are_refused_by_name():
     assert refused(v=array(case.v.transpose(0, 1))).startswith("v: ")
     assert refused(cosine=array(torch.zeros(10, 32))).startswith("cosine: shape")
     assert refused(q_norm=array(torch.zeros(64))).startswith("q_norm: dtype")
-    with pytest.raises(LaunchError, match="^layer: 3"):
+    with pytest.raises(LaunchError, match=r"^layer: 3"):
         case.arena.pack(3)
     row = [[0, 1, 2]]
     with pytest.raises(
         LaunchError, match=r"^lengths: sequence 0 stores 190 \+ 3 tokens, which takes 4 pages"
     ):
         check_batch_values([0, 3], [190], row, tokens=4, pages=9)
-    with pytest.raises(LaunchError, match="^page_tables: entry 2 of sequence 0 is page 2"):
+    with pytest.raises(LaunchError, match=r"^page_tables: entry 2 of sequence 0 is page 2"):
         check_batch_values([0, 1], [190], row, tokens=1, pages=2)
-    with pytest.raises(LaunchError, match="^sequence_starts: runs from 0 to 5"):
+    with pytest.raises(LaunchError, match=r"^sequence_starts: runs from 0 to 5"):
         check_batch_values([0, 5], [0], row, tokens=4, pages=9)

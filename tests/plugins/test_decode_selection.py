@@ -51,7 +51,8 @@ def run(case, rule, poison=float("nan")):
     return blocks.cpu(), counts.cpu()
 
 
-def scores_of(case, rule, token, sequence, position, mask):
+def scores_of(case, rule, query):
+    token, sequence, position, mask = query
     return block_scores(
         case.pages,
         case.q[token],
@@ -74,7 +75,7 @@ def check(case, rule):
             assert not counts[token].any()
             assert (blocks[token] == -1).all()
             continue
-        scores = scores_of(case, rule, token, sequence, position, mask)
+        scores = scores_of(case, rule, (token, sequence, position, mask))
         expected = choose(scores, rule).cpu()
         scores = scores.cpu()
         for head in range(case.kv_heads):
@@ -188,7 +189,7 @@ def test_the_same_input_selects_the_same_blocks():
 def test_the_reference_scores_by_the_definition():
     case = make_case([(300, 1)], heads=4, kv_heads=2, dim=64, dtype="float16")
     position, rule = 300, SelectionRule(window=0, top_k=2, dense_below=0, lse="exact")
-    scores = scores_of(case, rule, 0, 0, position, None)
+    scores = scores_of(case, rule, (0, 0, position, None))
     keys = torch.stack(
         [
             case.pages.keys[int(case.tables[0, slot // 64]), :, slot % 64].float()
@@ -224,11 +225,11 @@ def test_arguments_are_refused_by_name():
     assert refused(workspace=array(torch.zeros(64))).startswith("workspace: 256 bytes")
     tree = make_case([(100, 1)], parents=[[-1]])
     assert refused(batch=tree.batch, node_fine=None).startswith("node_fine: missing")
-    with pytest.raises(LaunchError, match="^max_pages: 9000"):
+    with pytest.raises(LaunchError, match=r"^max_pages: 9000"):
         workspace_bytes(tokens=1, kv_heads=2, max_pages=9000)
-    with pytest.raises(LaunchError, match="^top_k: 1 leaves 33 blocks"):
+    with pytest.raises(LaunchError, match=r"^top_k: 1 leaves 33 blocks"):
         SelectionRule(top_k=1)
-    with pytest.raises(LaunchError, match="^window: 100"):
+    with pytest.raises(LaunchError, match=r"^window: 100"):
         SelectionRule(window=100)
-    with pytest.raises(LaunchError, match="^lse: 'fast'"):
+    with pytest.raises(LaunchError, match=r"^lse: 'fast'"):
         SelectionRule(lse="fast")

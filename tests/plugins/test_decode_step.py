@@ -101,10 +101,10 @@ GENEROUS = SelectionRule(init_blocks=1, window=128, top_k=200, dense_below=0)
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 2, 128), (16, 2, 64)])
+@pytest.mark.parametrize("layout", [(32, 2, 128), (16, 2, 64)])
 @pytest.mark.parametrize("rule", [None, RULE, GENEROUS])
 @pytest.mark.parametrize(
-    ("sequences", "tokens"),
+    "step",
     [
         ([(2900, 1)], 1),
         ([(698, 1)], 1),
@@ -113,7 +113,9 @@ GENEROUS = SelectionRule(init_blocks=1, window=128, top_k=200, dense_below=0)
         ([(600, 200)], 256),
     ],
 )
-def test_a_step_equals_the_references(dtype, heads, kv_heads, dim, rule, sequences, tokens):
+def test_a_step_equals_the_references(dtype, layout, rule, step):
+    heads, kv_heads, dim = layout
+    sequences, tokens = step
     case = make_case(
         sequences, heads=heads, kv_heads=kv_heads, dim=dim, dtype=dtype, tokens=tokens, device="cuda",
         appended=False,

@@ -71,7 +71,7 @@ def test_a_device_without_kernels_is_told_what_was_found_and_what_to_do(tmp_path
     assert "compute capability 8.7" in message
     assert "driver of CUDA 12.6" in message
     assert "make kernels" in message
-    with pytest.raises(KernelsError, match="^nothing_of_this_name: no such operator"):
+    with pytest.raises(KernelsError, match=r"^nothing_of_this_name: no such operator"):
         kernels.operator("nothing_of_this_name")
 
 
