@@ -1,0 +1,61 @@
+"""Figures of the daemon and its CPU executor with the demo model.
+
+    python bench/daemon.py [--json FILE] [--model FOLDER] [--threads N] [--rounds N]
+
+`decode_vs_transformers` and `prefill_vs_transformers` are times over transformers' (the worse of float32 and bfloat16).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from _report import add_json_option, environment, report
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BOUNDS = {"decode_vs_transformers": "<= 0.8", "prefill_vs_transformers": "<= 1.0"}
+
+
+@contextmanager
+def demo_model(given: Path | None) -> Iterator[Path]:
+    """The folder that was given, or the demo model imported for this run."""
+    if given is not None:
+        yield given
+        return
+    from edged.checkpoint.demo import demo_gguf
+    from edged.checkpoint.gguf_import import import_gguf
+
+    with tempfile.TemporaryDirectory(prefix="edged-bench-") as name:
+        folder = Path(name) / "model"
+        import_gguf(demo_gguf(), folder)
+        yield folder
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_json_option(parser)
+    parser.add_argument(
+        "--model", type=Path, metavar="FOLDER", help="a model folder (default: the demo model)"
+    )
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of each measurement (default: 5)")
+    options = parser.parse_args()
+    surroundings = environment(threads=options.threads, rounds=options.rounds)
+    from _executor_speed import executor_figures
+
+    with demo_model(options.model) as model:
+        figures = executor_figures(model, options.threads, options.rounds)
+    report(figures, surroundings, file=options.json, bounds=BOUNDS)
+
+
+if __name__ == "__main__":
+    main()
