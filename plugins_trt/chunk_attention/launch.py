@@ -20,10 +20,12 @@ _DENSE_THREADS, _SPARSE_THREADS = 128, 256
 _WARPS = 8  # of a block of sparse attention
 _LOG2E = 1.4426950408889634
 
-# (warps a token, bytes of all rings) of the variants of the sparse kernel, as instantiated in sparse.cu.
+# (warps a token, bytes of all rings) of the variants of the sparse kernel, as instantiated in sparse.cu; of those with
+# a warp a token the first that fits is taken.
 _SPARSE = {
     128: {
         "wide_1": (1, 8 * 3 * 32 * 256),
+        "middle_1": (1, 8 * 4 * 16 * 256),
         "narrow_1": (1, 8 * 2 * 16 * 256),
         "split_4": (4, 8 * 3 * 16 * 256),
     },
@@ -175,7 +177,7 @@ class SparseChunkAttention(_Attention):
         """Several warps a token while a warp a token would leave multiprocessors idle."""
         if ceil_div(args.batch.tokens, _WARPS) * args.arena.kv_heads < self.multiprocessors:
             return "split_4"
-        return "wide_1" if "wide_1" in self._kernels else "narrow_1"
+        return next(variant for variant in self._kernels if variant != "split_4")
 
 
 def _scale(args: ChunkAttention) -> float:

@@ -102,6 +102,7 @@ __device__ __forceinline__ void sparse_chunk(const SparseArguments& args) {
     constexpr int kStages = (int)(kWarps * kRingBytes / (2 * kTileBytes));  // shared pages of keys and values
     static_assert(kSplit > 1 || kStages >= 2, "the shared pages need two stages");
     static_assert(kRingBytes >= 16 * kDim * 2 && kRingBytes >= kTileBytes / 8, "a ring stages a token's output");
+    __shared__ u64 barriers[kSplit == 1 ? 2 * kStages : 1];  // of the shared stages: whole, and left by the warps
     u32* own = reinterpret_cast<u32*>(memory + kWarps * kRingBytes);  // [kTokens, words]
     u32* together = own + kTokens * args.words;                       // [words]
 
@@ -135,6 +136,10 @@ __device__ __forceinline__ void sparse_chunk(const SparseArguments& args) {
     }
     __syncthreads();
     if (kSplit == 1) {
+        if (thread < kStages) {
+            barrier_start(shared_address(barriers + thread), kThreads);
+            barrier_start(shared_address(barriers + kStages + thread), kThreads);
+        }
         for (int word = thread; word < words; word += kThreads) {
             u32 ones = 0, twos = 0, fours = 0;  // votes of each block, a bit-sliced count that stays at 4 and above
 #pragma unroll
@@ -179,42 +184,46 @@ __device__ __forceinline__ void sparse_chunk(const SparseArguments& args) {
     const u16* value_base = args.values.base + (i64)head * args.values.head_stride;
     const u32 rings = shared_address(memory);
 
-    // Blocks that several of the tile's tokens chose.
+    // Blocks that several of the tile's tokens chose. No warp waits for another: a stage is filled anew when all
+    // warps have left it, and they may be some stages apart.
     if constexpr (kSplit == 1) {
+        constexpr int kAhead = kStages > 2 ? kStages - 2 : 1;
+        const u32 whole = shared_address(barriers), empty = whole + kStages * 8;
         Blocks ahead, now;
         ahead.start(together, nullptr, words);
         now.start(together, nullptr, words);
         int block = ahead.next();
         int page = block >= 0 ? table[block] : 0;
-        auto load_next = [&](int stage) {
-            if (block >= 0) {
-                u32 destination = rings + (u32)stage * 2 * kTileBytes;
-                int valid = tile.stored - block * kPage;
-                copy_rows<kDim, kPage, kThreads>(destination, key_base + page * args.keys.page_stride, valid, thread);
-                copy_rows<kDim, kPage, kThreads>(destination + kTileBytes, value_base + page * args.values.page_stride,
-                                                 valid, thread);
-                block = ahead.next();
-                page = block >= 0 ? table[block] : 0;
-            }
-            copy_commit();
+        auto load_next = [&](int index) {
+            if (block < 0) return;
+            const u32 stage = (u32)(index % kStages);
+            if (index >= kStages) barrier_wait(empty + stage * 8, (index / kStages - 1) & 1);
+            const u32 destination = rings + stage * 2 * kTileBytes;
+            const int valid = tile.stored - block * kPage;
+            copy_rows<kDim, kPage, kThreads>(destination, key_base + page * args.keys.page_stride, valid, thread);
+            copy_rows<kDim, kPage, kThreads>(destination + kTileBytes, value_base + page * args.values.page_stride,
+                                             valid, thread);
+            barrier_arrive_copied(whole + stage * 8);
+            block = ahead.next();
+            page = block >= 0 ? table[block] : 0;
         };
 #pragma unroll 1
-        for (int stage = 0; stage < kStages - 1; ++stage) load_next(stage);
-        int stage = 0;
+        for (int index = 0; index < kAhead; ++index) load_next(index);
+        int index = 0;
 #pragma unroll 1
-        for (int current = now.next(); current >= 0; current = now.next()) {
-            copy_wait<kStages - 2>();
-            __syncthreads();
-            load_next(stage == 0 ? kStages - 1 : stage - 1);
+        for (int current = now.next(); current >= 0; current = now.next(), ++index) {
+            load_next(index + kAhead);
+            const u32 stage = (u32)(index % kStages);
             if (own[slot_token * words + (current >> 5)] >> (current & 31) & 1u) {
-                const u32 keys = rings + (u32)stage * 2 * kTileBytes;
+                const u32 keys = rings + stage * 2 * kTileBytes;
+                barrier_wait(whole + stage * 8, index / kStages & 1);
                 u32 p[8][2];
                 weigh<E, kDim, kPage>(p, o, softmax, q, keys, current * kPage, position, args.scale);
                 add_values<E, kDim, kPage>(o, p, keys + kTileBytes, 0);
             }
-            stage = stage + 1 == kStages ? 0 : stage + 1;
+            __syncwarp();
+            barrier_arrive(empty + stage * 8);
         }
-        copy_wait<0>();
         __syncthreads();
     }
 
@@ -346,7 +355,8 @@ __device__ __forceinline__ void sparse_chunk(const SparseArguments& args) {
     }
 }
 
-// `wide` takes 192 KiB of shared memory (sm_90), `narrow` 96 KiB and less (every sm_80 and later).
+// With 128 elements a head, `wide` takes 192 KiB of shared memory (sm_90), `middle` 128 KiB (sm_80, Orin), the others
+// at most 96 KiB (every sm_80 and later).
 #define SPARSE_ONE(E, name, dim, suffix, split, keys, slots)                                                      \
     extern "C" __global__ void __launch_bounds__(256, 1)                                                          \
         chunk_sparse_##suffix##_##name##_##dim(const __grid_constant__ SparseArguments args) {                    \
@@ -354,6 +364,7 @@ __device__ __forceinline__ void sparse_chunk(const SparseArguments& args) {
     }
 #define SPARSE(E, name)                                  \
     SPARSE_ONE(E, name, 128, wide_1, 1, 32, 3)           \
+    SPARSE_ONE(E, name, 128, middle_1, 1, 16, 4)         \
     SPARSE_ONE(E, name, 128, narrow_1, 1, 16, 2)         \
     SPARSE_ONE(E, name, 128, split_4, 4, 16, 3)          \
     SPARSE_ONE(E, name, 64, wide_1, 1, 32, 4)            \

@@ -70,6 +70,36 @@ __device__ __forceinline__ void zero_rows(u16* out, i64 token_stride, int first,
     }
 }
 
+// Barriers in shared memory (mbarrier).
+__device__ __forceinline__ void barrier_start(u32 barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+    asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(barrier) : "memory");
+}
+// Arrives once this thread's copies so far have landed.
+__device__ __forceinline__ void barrier_arrive_copied(u32 barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(u32 barrier, int parity) {
+    u32 done;
+    do {
+#if __CUDA_ARCH__ >= 900
+        asm volatile(
+            "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+            : "=r"(done)
+            : "r"(barrier), "r"(parity)
+            : "memory");
+#else
+        asm volatile(
+            "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+            : "=r"(done)
+            : "r"(barrier), "r"(parity)
+            : "memory");
+#endif
+    } while (!done);
+}
+
 // Copies kRows rows of kDim elements that lie one after the other into a swizzled tile; rows from `valid` on
 // become zeros. Every one of the `kThreads` threads takes its share.
 template <int kDim, int kRows, int kThreads>

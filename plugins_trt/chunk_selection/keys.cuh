@@ -7,36 +7,6 @@
 
 #include "chunk_attention/tile.cuh"
 
-// Barriers in shared memory (mbarrier).
-__device__ __forceinline__ void barrier_start(u32 barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(u32 barrier) {
-    asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(barrier) : "memory");
-}
-// Arrives once this thread's copies so far have landed.
-__device__ __forceinline__ void barrier_arrive_copied(u32 barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void barrier_wait(u32 barrier, int parity) {
-    u32 done;
-    do {
-#if __CUDA_ARCH__ >= 900
-        asm volatile(
-            "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-            : "=r"(done)
-            : "r"(barrier), "r"(parity)
-            : "memory");
-#else
-        asm volatile(
-            "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-            : "=r"(done)
-            : "r"(barrier), "r"(parity)
-            : "memory");
-#endif
-    } while (!done);
-}
-
 constexpr int kTokens = 16;     // of a tile
 constexpr int kThreads = 256;   // eight warps of two tokens
 constexpr int kStageKeys = 64;  // compressed keys of a stage
@@ -169,7 +139,7 @@ struct Ring {
         if (threadIdx.x == 0)
             for (int stage = 0; stage < kStages; ++stage) {
                 barrier_start(whole + stage * 8, kThreads);
-                barrier_start(empty + stage * 8, kThreads / 32);
+                barrier_start(empty + stage * 8, kThreads);
             }
         __syncthreads();
     }
@@ -185,7 +155,7 @@ struct Ring {
     // After the warp's last use of the stage.
     __device__ __forceinline__ void leave(int index) const {
         __syncwarp();
-        if ((threadIdx.x & 31) == 0) barrier_arrive(empty + index % kStages * 8);
+        barrier_arrive(empty + index % kStages * 8);
     }
 };
 

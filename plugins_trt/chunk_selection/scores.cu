@@ -9,7 +9,9 @@ __device__ __forceinline__ void block_scores(const SelectionArguments& args) {
     using Keys = Stage<kDim, 4>;
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
     const int head = (int)blockIdx.y, group = args.heads / args.kv_heads;
+    __shared__ Tile kept;  // rather than in registers, of which the loop leaves none
     const Tile tile = find_tile(args.batch, (int)blockIdx.x, kTokens);
+    if (threadIdx.x == 0) kept = tile;  // the barriers of the queries' loading let the others see it
     if (tile.count == 0 || tile.sequence < 0) return;
     const int first_position = args.batch.positions[tile.first];
     const int last_position = first_position + tile.count - 1;
@@ -72,7 +74,6 @@ __device__ __forceinline__ void block_scores(const SelectionArguments& args) {
     const int next_row = (page_row + 1) & 15;
     const int next_lane = ((next_row & 7) << 2) | (lane & 1) | ((next_row & 8) >> 2);
     const int position = first_position + slot_token;
-    float* row = args.scores + ((i64)head * args.batch.tokens + tile.first + slot_token) * args.stride;
 
     // The score of this thread's key of MMA tile `t` of a stage.
     auto score_keys = [&](u32 stage, int page, int t) {
@@ -122,7 +123,8 @@ __device__ __forceinline__ void block_scores(const SelectionArguments& args) {
 #pragma unroll kUnroll
         for (int t = 1; t < 4; ++t) best = fmaxf(best, score_keys(stage, page, t));
         ring.leave(index);
-        if (page < end && slot_token < tile.count) row[page] = best;
+        if (page < end && slot_token < kept.count)
+            args.scores[((i64)blockIdx.y * args.batch.tokens + kept.first + slot_token) * args.stride + page] = best;
     }
 }
 

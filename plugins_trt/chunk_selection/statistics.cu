@@ -38,7 +38,7 @@ __device__ __forceinline__ void statistics(const SelectionArguments& args) {
         if (index < count) {
             ring.wait_empty(index);
             Keys::copy(stages + (u32)(index % kStages) * Keys::kBytes, pages + index * Keys::kPages,
-                       (kSlots == 1 ? kept_pages : end - begin) - index * Keys::kPages);
+                       kept_pages - index * Keys::kPages);
             ring.fill(index);
         }
     };
@@ -81,8 +81,8 @@ __device__ __forceinline__ void statistics(const SelectionArguments& args) {
 #pragma unroll
                 for (int j = 0; j < 2; ++j) {
                     float top = fmaxf(peak[n][j], fmaxf(s[n][j], s[n][j + 2]));
-                    float shift = top * args.scale;
-                    sum[n][j] = fmaf(sum[n][j], exp2_fast(fmaf(peak[n][j], args.scale, -shift)),
+                    float shift = top * args.scale;  // of a peak that was never set no product is exact
+                    sum[n][j] = fmaf(sum[n][j], exp2_fast((peak[n][j] - top) * args.scale),
                                      exp2_fast(fmaf(s[n][j], args.scale, -shift)) +
                                          exp2_fast(fmaf(s[n][j + 2], args.scale, -shift)));
                     peak[n][j] = top;

@@ -58,7 +58,7 @@ class ChunkCase:
     def batch(self) -> Batch:
         return Batch(array(self.starts), array(self.lengths), array(self.tables), array(self.positions))
 
-    def selection(self, rule, q=None):
+    def selection(self, rule, q=None, scale=None):
         """Arguments of a selection over poisoned memory, and the bitmaps it writes."""
         plan = SelectionPlan.of(
             tokens=self.tokens,
@@ -73,9 +73,11 @@ class ChunkCase:
         chosen = torch.full(shape, 0x5A5A5A5A, dtype=torch.int32, device=self.device)
         self.keep += [workspace, chosen]
         q = array(self.q if q is None else q)
-        return ChunkSelection(self.batch, self.arena, 0, q, array(chosen), array(workspace), rule), chosen
+        return ChunkSelection(
+            self.batch, self.arena, 0, q, array(chosen), array(workspace), rule, scale
+        ), chosen
 
-    def attention(self, *, chosen=None, dense_below=ALWAYS, q=None, out=None):
+    def attention(self, *, chosen=None, dense_below=ALWAYS, q=None, out=None, scale=None):
         """Arguments of an attention over poisoned memory, and its output."""
         plan = DensePlan.of(
             tokens=self.tokens,
@@ -98,6 +100,7 @@ class ChunkCase:
             dense_below=dense_below,
             chosen=None if chosen is None else array(chosen),
             workspace=array(workspace),
+            scale=scale,
         ), out
 
     # ------------------------------------------------------------------ the kernels
@@ -120,16 +123,16 @@ class ChunkCase:
             head_dim=self.dim,
         )
 
-    def select(self, rig, rule) -> torch.Tensor:
+    def select(self, rig, rule, scale=None) -> torch.Tensor:
         """The bitmaps that the kernels write."""
-        args, chosen = self.selection(rule)
+        args, chosen = self.selection(rule, scale=scale)
         self.selector(rig)(args, rig.stream)
         rig.stream.synchronize()
         return chosen
 
-    def attend(self, rig, *, chosen=None, dense_below=ALWAYS, variant=None) -> torch.Tensor:
+    def attend(self, rig, *, chosen=None, dense_below=ALWAYS, variant=None, scale=None) -> torch.Tensor:
         """The output of the kernels: dense, and sparse where bitmaps are given."""
-        args, out = self.attention(chosen=chosen, dense_below=dense_below)
+        args, out = self.attention(chosen=chosen, dense_below=dense_below, scale=scale)
         if chosen is not None:
             self.attender(SparseChunkAttention, rig)(args, rig.stream, variant)
         self.attender(DenseChunkAttention, rig)(args, rig.stream)
@@ -138,7 +141,7 @@ class ChunkCase:
 
     # ------------------------------------------------------------------ the references
 
-    def expected_selection(self, rule) -> tuple[torch.Tensor, torch.Tensor]:
+    def expected_selection(self, rule, scale=None) -> tuple[torch.Tensor, torch.Tensor]:
         """Chosen blocks and scores, both [kv_heads, T, max_pages]."""
         return selection_reference.chunk_selection(
             self.q,
@@ -148,9 +151,10 @@ class ChunkCase:
             sequence_starts=self.starts,
             page_tables=self.tables,
             rule=rule,
+            scale=scale,
         )
 
-    def expected_attention(self, *, chosen=None, dense_below=None) -> torch.Tensor:
+    def expected_attention(self, *, chosen=None, dense_below=None, scale=None) -> torch.Tensor:
         """The output, [T, H, D]; `chosen` as booleans."""
         return attention_reference.chunk_attention(
             self.q,
@@ -161,6 +165,7 @@ class ChunkCase:
             page_tables=self.tables,
             chosen=chosen,
             dense_below=dense_below,
+            scale=scale,
         )
 
 
@@ -220,10 +225,12 @@ def make_chunk(
     )  # fmt: skip
 
 
-def assert_same_choice(case: ChunkCase, words: torch.Tensor, rule, tolerance: float = 5e-5) -> None:
+def assert_same_choice(
+    case: ChunkCase, words: torch.Tensor, rule, scale=None, tolerance: float = 5e-5
+) -> None:
     """The bitmaps name the reference's blocks, except blocks whose score is within rounding of the last chosen one."""
     got = selection_reference.unpack_bitmap(words, case.max_pages)
-    want, scores = case.expected_selection(rule)
+    want, scores = case.expected_selection(rule, scale)
     assert not got[:, case.used :].any()
     assert torch.equal(got.sum(-1), want.sum(-1))
     blocks = torch.arange(case.max_pages, device=case.device)

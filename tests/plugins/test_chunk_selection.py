@@ -178,7 +178,13 @@ def test_the_memory_at_128k_is_that_of_the_block_scores():
 def test_ragged_batches_choose_as_the_reference_does(dtype, heads, kv_heads, dim, lse):
     rig = gpu()
     rule = SelectionRule(init_blocks=1, window=128, top_k=6, dense_below=0, lse=lse)
-    for sequences in ([(2900, 70), (700, 30)], [(900, 100), (0, 1), (63, 1), (2000, 17)], [(0, 120)]):
+    for sequences in (
+        [(2900, 70), (700, 30)],
+        [(900, 100), (0, 1), (63, 1), (2000, 17)],
+        [(0, 120)],
+        [(500, 0), (1640, 64), (64, 0)],
+        [(index * 131, index % 4) for index in range(40)],
+    ):
         case = make_chunk(
             sequences, heads=heads, kv_heads=kv_heads, dim=dim, dtype=dtype, tokens=128, rig=rig
         )
@@ -213,6 +219,25 @@ def test_long_contexts_choose_as_the_reference_does(sequences, tokens, max_pages
     rig = gpu()
     rule = SelectionRule(lse=lse)
     case = make_chunk(sequences, tokens=tokens, max_pages=max_pages, rig=rig)
+    assert_same_choice(case, case.select(rig, rule), rule)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scale", [0.02, 0.1, 0.3, 1.0])
+@pytest.mark.parametrize("lse", ["approximate", "exact"])
+def test_other_scales_choose_as_the_reference_does(scale, lse):
+    rig = gpu()
+    rule = SelectionRule(init_blocks=1, window=128, top_k=6, dense_below=0, lse=lse)
+    case = make_chunk([(index * 531, 3) for index in range(30)], tokens=128, rig=rig)
+    # Larger scores: their rounding is larger too.
+    assert_same_choice(case, case.select(rig, rule, scale), rule, scale, max(5e-5, 2e-4 * scale))
+
+
+@pytest.mark.gpu
+def test_the_papers_count_of_local_blocks_is_kept():
+    rig = gpu()
+    rule = SelectionRule(init_blocks=2, window=256, top_k=8, dense_below=0, local_blocks=4)
+    case = make_chunk([(5000, 100)], tokens=128, rig=rig)
     assert_same_choice(case, case.select(rig, rule), rule)
 
 
