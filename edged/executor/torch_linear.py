@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from edged.executor.torch_views import FEATURE_MAJOR_ROWS, product_batches
+from edged.memory.buffers import SHARPENED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -53,6 +54,22 @@ class CpuLinear:
         if layer.bias is not None:
             out.add_(layer.bias)
         return out
+
+    def logits(self, views: LinearViews, head: Linear[torch.Tensor]) -> torch.Tensor:
+        """The LM head: ``[rows, H]`` to ``[rows, V]``.
+
+        A narrow product rounds to half precision, in which the best logits are often equal; those that may be drawn at
+        all are therefore computed again in fp32.
+        """
+        logits = self(views, head)
+        if self._tile is not None and views.x_narrow is not None:
+            count = min(SHARPENED, head.weight.shape[0])
+            rows = self._tile[: count * head.weight.shape[1]].view(count, -1)
+            for x, row in zip(views.x, logits, strict=True):
+                best = row.topk(count).indices
+                rows.copy_(head.weight.index_select(0, best))
+                row.index_copy_(0, best, torch.mv(rows, x))
+        return logits
 
     @staticmethod
     def _widened_product(views: LinearViews, weight: torch.Tensor, tile: torch.Tensor) -> None:

@@ -136,7 +136,7 @@ class TorchOperators:
             rows = hidden[first : first + self._head_rows]
             views = self._head_views_of(rows.shape[0])
             torch.div(rows, divisor, out=views.x)
-            logits = self._linear(views, head)
+            logits = self._linear.logits(views, head)
             self._consume(first, logits)
         return logits
 

@@ -36,6 +36,9 @@ HISTORY_TILE = 1024
 WEIGHT_TILE = 1 << 20
 """Elements of a half-precision weight that are widened to fp32 at a time (4 MiB, which stays in the caches)."""
 
+SHARPENED = 64
+"""Logits a row that a narrow product computes again in fp32."""
+
 NARROW_TOKENS = 2
 """Up to this many rows multiply half-precision weights as they are; more rows pay for widening them."""
 
@@ -160,7 +163,7 @@ def step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
             flat("stored_heads", all_heads * a.head_dim, stored),
             flat("narrow_in", widest_in, stored, rows=NARROW_TOKENS),
             flat("narrow_out", widest_out, stored, rows=NARROW_TOKENS),
-            flat("weight_tile", max(WEIGHT_TILE, widest_in), rows=1),
+            flat("weight_tile", max(WEIGHT_TILE, SHARPENED * widest_in), rows=1),
         ]
     if stored == "float16":
         buffers.append(flat("wide_history", 2 * a.kv_width, compute, rows=HISTORY_TILE))

@@ -1,0 +1,79 @@
+"""Every product the CPU chooses between, held to fp64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from edged.executor.torch_linear import CpuLinear
+from edged.executor.torch_views import LinearViews, input_view, output_view, product_batches
+from edged.memory.buffers import NARROW_TOKENS
+from edged.models.operators import Linear
+
+ROWS = (1, 2, 3, 4, 8, 31, 32, 33, 64, 200)
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def build(weight, bias, rows, tile=None):
+    """The linear, its views, and its input filled with random numbers."""
+    outputs, inputs = weight.shape
+    half = weight.dtype in (torch.bfloat16, torch.float16)
+    compute = torch.float32 if half else weight.dtype
+    layer = Linear("layers.0.qkv", "qkv", weight, bias)
+    buffers = {"weight_tile": torch.full((tile or 4 * inputs,), float("nan"))} if half else {}
+    linear = CpuLinear([layer], buffers)
+    narrow = {
+        f"narrow_{end}": torch.full((NARROW_TOKENS * width,), float("nan"), dtype=weight.dtype)
+        if half
+        else None
+        for end, width in (("in", inputs), ("out", outputs))
+    }
+    x = input_view(torch.empty(rows * inputs, dtype=compute), rows, inputs)
+    x.copy_(torch.randn(rows, inputs, generator=torch.Generator().manual_seed(rows)))
+    out = output_view(torch.full((rows * outputs,), float("nan"), dtype=compute), rows, outputs)
+    return linear, layer, LinearViews.of(x, out, **narrow)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(96, 40), (37, 64)], ids=str)  # 37 outputs cut into no batches
+def test_products_are_those_of_fp64(rows, dtype, shape, threads):
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    bias = torch.randn(shape[0], generator=torch.Generator().manual_seed(2))
+    linear, layer, views = build(weight, bias.double() if dtype == torch.float64 else bias, rows)
+    expected = views.x.double() @ weight.double().t() + bias.double()
+    out = linear(views, layer)
+    narrow = dtype in (torch.bfloat16, torch.float16) and rows <= NARROW_TOKENS
+    bound = {torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype] if narrow else 1e-5
+    assert out.shape == (rows, shape[0])
+    assert (out.double() - expected).abs().max() / expected.abs().max() < bound
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_the_best_logits_of_a_narrow_head_are_those_of_fp32(rows):
+    generator = torch.Generator().manual_seed(4)
+    weight = (torch.randn(5000, 64, generator=generator) + 0.5).to(torch.bfloat16)
+    linear, layer, views = build(weight, None, rows, tile=64 * 64)
+    views.x.add_(3.0)  # logits of about 100, which bfloat16 rounds to halves
+    expected = views.x @ weight.float().t()
+    ours = linear.logits(views, layer)
+    assert ours.argmax(dim=1).tolist() == expected.argmax(dim=1).tolist()
+    best = expected.topk(20, dim=1).indices
+    torch.testing.assert_close(ours.gather(1, best), expected.gather(1, best), rtol=1e-5, atol=1e-4)
+
+
+def test_batches_divide_the_outputs_and_give_every_thread_one():
+    for outputs, threads in ((960, 2), (49152, 12), (576, 8), (73448, 3)):
+        count = product_batches(outputs, threads)
+        assert outputs % count == 0
+        if torch.backends.mkl.is_available():
+            assert threads <= count <= 2 * threads
+    assert product_batches(960, 1) == 1
+    assert product_batches(37, 4) == 1
