@@ -34,6 +34,7 @@ from edged.server.listeners import Listeners
 from edged.server.server import Server
 from edged.systemd import Notifier
 from edged.units import format_size
+from edged.worker.priority import give_way
 from edged.worker.state import State
 from edged.worker.supervisor import Supervisor
 
@@ -231,6 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             Listeners(config.listen).unix.check()
             sys.stdout.write(_check_report(options.config, config, ledger))
             return ExitCode.OK
+        give_way()
         return asyncio.run(Daemon(config, ledger, notifier).run())
     except EdgedError as error:
         code = exit_code(error)

@@ -26,6 +26,7 @@ from edged.worker.channel import ChannelClosedError, EngineChannel
 from edged.worker.loading import load_executor, load_texts
 from edged.worker.loop import EngineLoop
 from edged.worker.messages import Configure, EngineFailed, Loading, Ready
+from edged.worker.priority import take_way
 from edged.worker.runner import ModelRunner
 from edged.worker.self_check import draw_one_token
 
@@ -182,6 +183,7 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent(options.parent)
+    take_way()
     try:
         os.set_inheritable(options.fd, False)
         connection = socket.socket(fileno=options.fd)

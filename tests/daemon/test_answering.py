@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import time
 from pathlib import Path
@@ -109,6 +110,13 @@ def test_the_daemon_process_holds_no_torch(daemon, client):
     for name in ("torch", "nvinfer", "pycuda", "libcuda"):
         assert name not in libraries
     assert "libtorch" in Path(f"/proc/{client.status().engine_pid}/maps").read_text()
+
+
+def test_the_daemon_gives_way_to_the_engine(daemon, client):
+    assert os.sched_getscheduler(daemon.process.pid) == os.SCHED_BATCH
+    engine = client.status().engine_pid
+    policies = {os.sched_getscheduler(int(task.name)) for task in Path(f"/proc/{engine}/task").iterdir()}
+    assert policies == {os.SCHED_OTHER}
 
 
 def test_the_log_is_json_and_holds_no_prompt(daemon, client):
