@@ -49,6 +49,8 @@ _LOAD_PATIENCE_SECONDS = 60.0
 """systemd waits this long after the last progress of loading."""
 _STOP_MARGIN_SECONDS = 15.0
 _ECHO_SECONDS = 0.3
+_SWITCH_SECONDS = 0.0005
+"""A thread that tokenizes or renders a template holds up the streams no longer than this (Python's default: 5 ms)."""
 
 logger = log.get_logger("daemon")
 
@@ -233,6 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.write(_check_report(options.config, config, ledger))
             return ExitCode.OK
         give_way()
+        sys.setswitchinterval(_SWITCH_SECONDS)
         return asyncio.run(Daemon(config, ledger, notifier).run())
     except EdgedError as error:
         code = exit_code(error)
