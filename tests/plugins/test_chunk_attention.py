@@ -16,9 +16,11 @@ RAGGED = [
     [(2900, 70), (700, 30)],
     [(900, 100), (0, 1), (63, 1), (2000, 17)],
     [(0, 128)],
-    [(500, 0), (640, 64), (64, 0)],
-    [(index * 31, index % 4) for index in range(40)],
-    [(300, 0)],
+]
+ODD = [
+    [(500, 0), (640, 64), (64, 0)],  # sequences that bring nothing
+    [(index * 31, index % 4) for index in range(40)],  # more than a warp's lanes
+    [(300, 0)],  # a bucket of padding
 ]
 VARIANTS = ["wide_1", "middle_1", "narrow_1", "split_4"]
 
@@ -148,12 +150,26 @@ def test_sparse_queries_attend_to_their_blocks_alone(dtype, heads, kv_heads, dim
         case = make_chunk(
             sequences, heads=heads, kv_heads=kv_heads, dim=dim, dtype=dtype, tokens=128, rig=rig
         )
-        for share in (0.0, 0.2, 0.7):
+        for share in (0.0, 0.5):
             chosen = random_blocks(case, share)
             out = case.attend(rig, chosen=pack_bitmap(chosen), dense_below=0, variant=variant)
             expected = case.expected_attention(chosen=chosen, dense_below=0)
             assert error(out, expected) < TOLERANCE[dtype]
             assert not out[case.used :].any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sequences", ODD)
+@pytest.mark.parametrize("tokens", [128, 2048])
+def test_odd_batches_equal_the_reference(sequences, tokens):
+    rig = gpu()
+    case = make_chunk(sequences, tokens=tokens, rig=rig)
+    chosen = random_blocks(case, 0.3)
+    for kind, options in (({}, {}), ({"chosen": chosen}, {"dense_below": 500})):
+        words = {"chosen": pack_bitmap(chosen)} if kind else {}
+        out = case.attend(rig, **words, **options)
+        assert error(out, case.expected_attention(**kind, **options)) < TOLERANCE["bfloat16"]
+        assert not out[case.used :].any()
 
 
 @pytest.mark.gpu

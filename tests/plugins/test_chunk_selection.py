@@ -182,8 +182,7 @@ def test_ragged_batches_choose_as_the_reference_does(dtype, heads, kv_heads, dim
         [(2900, 70), (700, 30)],
         [(900, 100), (0, 1), (63, 1), (2000, 17)],
         [(0, 120)],
-        [(500, 0), (1640, 64), (64, 0)],
-        [(index * 131, index % 4) for index in range(40)],
+        [(index * 531, index % 4) for index in range(10)],
     ):
         case = make_chunk(
             sequences, heads=heads, kv_heads=kv_heads, dim=dim, dtype=dtype, tokens=128, rig=rig
@@ -231,6 +230,23 @@ def test_other_scales_choose_as_the_reference_does(scale, lse):
     case = make_chunk([(index * 531, 3) for index in range(30)], tokens=128, rig=rig)
     # Larger scores: their rounding is larger too.
     assert_same_choice(case, case.select(rig, rule, scale), rule, scale, max(5e-5, 2e-4 * scale))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(
+    "sequences",
+    [
+        [(500, 0), (1640, 64), (64, 0)],  # sequences that bring nothing
+        [(index * 131, index % 4) for index in range(40)],  # more than a warp's lanes
+        [(300, 0)],  # a bucket of padding
+    ],
+)
+def test_odd_batches_choose_as_the_reference_does(sequences, dim):
+    rig = gpu()
+    rule = SelectionRule(init_blocks=1, window=128, top_k=6, dense_below=0)
+    case = make_chunk(sequences, dim=dim, tokens=128, rig=rig)
+    assert_same_choice(case, case.select(rig, rule), rule)
 
 
 @pytest.mark.gpu
