@@ -22,7 +22,8 @@ from plugins_trt.contract import (
 if TYPE_CHECKING:
     from plugins_trt.arena import Arena
 
-WARPS = 16
+WARPS = 16  # of a thread block
+TOKENS = 8  # that a thread block takes
 MAX_PAGES = 8192
 """Pages of a table that is compared: 524 288 tokens."""
 

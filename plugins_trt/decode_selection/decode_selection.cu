@@ -1,11 +1,11 @@
 // Which blocks each query of a decode or verify step attends to (InfLLM-v2), in two or three launches:
 //   lse:    log-sum-exp of the scaled scores over the coarse keys (or the fine ones, `exact`), a part a CTA;
-//   scores: softmax weight of every fine key, summed over the heads of a group, reduced to two numbers a page;
+//   scores: softmax weight of every fine key, summed over the heads of a group, reduced to a number a block;
 //   choose: the best blocks of each token and KV head. With one token the last CTA of `scores` does it at once.
 //
 // A warp holds 16 compressed keys in registers, read as 16-byte pieces straight into tensor-core fragments: the
 // dot product runs over its elements in any order, as long as queries and keys use the same, so lane t of a quad
-// takes elements 32k + 8t .. 32k + 8t + 7 for two steps of 16. It then passes over the tokens of the sequence.
+// takes elements 32k + 8t .. 32k + 8t + 7 for two steps of 16. It then passes over up to kTokens tokens.
 //
 // Fine keys are counted by slots: slot u of a sequence is key u - 1, lies in page u / 4, and is complete once token
 // 16u + 15 is stored. Block b takes the largest of slots 4b .. 4b + 4 (keys 4b - 1 .. 4b + 3): the four of its page
@@ -19,6 +19,7 @@ constexpr int kHeads = 16;           // rows of a tile
 constexpr int kCoarsePages = kUnit;  // pages of a unit of coarse keys
 constexpr int kFinePages = kUnit / kFineSlots;
 constexpr int kPagesOfCta = kWarps * kFinePages;
+constexpr int kTokens = 8;  // tokens of a sequence that a CTA takes
 static_assert(kPagesOfCta == kPage && kThreads == kChooseThreads, "as `choose` reads the scores");
 
 // ---------------------------------------------------------------- fragments
@@ -106,15 +107,36 @@ __device__ __forceinline__ void visit_node_keys(
     }
 }
 
-// Grid: (parts, kv_heads, sequences), and in trees 64 more in x, one for each node.
+// Tokens [first, end) of one sequence, those that a CTA takes; blockIdx.z counts tiles of tokens within sequences.
+struct Tokens {
+    int sequence;
+    int start;  // of the sequence
+    int first;
+    int end;
+    int last;   // the end of the sequence
+
+    __device__ __forceinline__ static Tokens of_cta(const Batch& batch) {
+        int tiles = ceil_div(batch.tokens, kTokens);
+        Tokens tokens;
+        tokens.sequence = (int)blockIdx.z / tiles;
+        tokens.start = batch.sequence_starts[tokens.sequence];
+        tokens.last = batch.sequence_starts[tokens.sequence + 1];
+        tokens.first = tokens.start + (int)blockIdx.z % tiles * kTokens;
+        tokens.end = min_int(tokens.last, tokens.first + kTokens);
+        return tokens;
+    }
+    // Token `index` of the sequence; the CTAs of its first tile see to its nodes.
+    __device__ __forceinline__ bool is_node(int index) const { return first == start && start + index < last; }
+};
+
+// Grid: (parts, kv_heads, sequences x tiles of tokens), and in trees 64 more in x, one for each node.
 template <typename T, int kDim>
 __device__ __forceinline__ void lse(const Batch& batch, const Arena& arena, const Select& args) {
-    __shared__ float2 shared[kWarps][kHeads];
-    int sequence = blockIdx.z;
+    __shared__ float2 shared[kTokens][kWarps][kHeads];
+    Tokens tokens = Tokens::of_cta(batch);
+    int sequence = tokens.sequence;
     int kv_head = blockIdx.y;
     int part = blockIdx.x;
-    int start = batch.sequence_starts[sequence];
-    int end = batch.sequence_starts[sequence + 1];
     int lane = threadIdx.x & 31;
     int warp = threadIdx.x >> 5;
     bool tree = batch.tree_masks != nullptr;
@@ -123,8 +145,8 @@ __device__ __forceinline__ void lse(const Batch& batch, const Arena& arena, cons
     if (part >= parts) {  // a node's own compressed keys
         wait_for_dependencies();
         launch_dependents();
-        int token = start + part - parts;
-        if (token >= end || !is_sparse(args, batch.positions[token])) return;
+        int token = tokens.start + part - parts;
+        if (!tokens.is_node(part - parts) || !is_sparse(args, batch.positions[token])) return;
         float maximum = -kInfinity, sum = 0.0f;
         visit_node_keys<T, kDim>(
             batch, args, args.exact ? args.node_fine : args.node_coarse, args.exact ? 16 : 64, args.exact ? 32 : 128,
@@ -138,8 +160,8 @@ __device__ __forceinline__ void lse(const Batch& batch, const Arena& arena, cons
     // The last token sees most; a part beyond its keys has nothing to do (and is never read).
     int pages_a_unit = args.exact ? kFinePages : kCoarsePages;
     int first_page = (part * kWarps + warp) * pages_a_unit;
-    int most = stored_tokens(batch, sequence, batch.lengths[sequence] + end - start - 1);
-    if (start == end || part * kWarps * pages_a_unit * kPage >= most) {
+    int most = stored_tokens(batch, sequence, batch.lengths[sequence] + tokens.end - tokens.start - 1);
+    if (tokens.first >= tokens.end || part * kWarps * pages_a_unit * kPage >= most) {
         wait_for_dependencies();
         launch_dependents();
         return;
@@ -168,7 +190,7 @@ __device__ __forceinline__ void lse(const Batch& batch, const Arena& arena, cons
     Rows<kDim> keys;
     keys.load(rows[0], rows[1], lane);
 
-    for (int token = start; token < end; ++token) {
+    for (int token = tokens.first; token < tokens.end; ++token) {
         int position = batch.positions[token];
         if (!is_sparse(args, position)) continue;
         int stored = stored_tokens(batch, sequence, position);
@@ -190,47 +212,50 @@ __device__ __forceinline__ void lse(const Batch& batch, const Arena& arena, cons
                 float sum = maximum == -kInfinity ? 0.0f : exp2_fast(a - maximum) + exp2_fast(b - maximum);
 #pragma unroll
                 for (int other = 4; other < 32; other <<= 1) sum += __shfl_xor_sync(kFull, sum, other);
-                if (lane < 4) shared[warp][8 * n + 2 * lane + i] = float2{maximum, sum};
+                if (lane < 4) shared[token - tokens.first][warp][8 * n + 2 * lane + i] = float2{maximum, sum};
             }
         }
-        __syncthreads();
-        if (threadIdx.x < kHeads) {
-            float maximum = -kInfinity, sum = 0.0f;
+    }
+    __syncthreads();
+    int token = tokens.first + (int)threadIdx.x / kHeads, head = threadIdx.x % kHeads;
+    if (token < tokens.end && is_sparse(args, batch.positions[token])) {
+        float maximum = -kInfinity, sum = 0.0f;
 #pragma unroll
-            for (int w = 0; w < kWarps; ++w) merge(maximum, sum, shared[w][threadIdx.x].x, shared[w][threadIdx.x].y);
-            args.lse[(((i64)token * args.kv_heads + kv_head) * args.lse_parts + part) * kHeads + threadIdx.x] =
-                log_sum(maximum, sum);
+        for (int w = 0; w < kWarps; ++w) {
+            float2 of_warp = shared[token - tokens.first][w][head];
+            merge(maximum, sum, of_warp.x, of_warp.y);
         }
-        __syncthreads();
+        args.lse[(((i64)token * args.kv_heads + kv_head) * args.lse_parts + part) * kHeads + head] =
+            log_sum(maximum, sum);
     }
 }
 
-// The log-sum-exp of every head over all parts, into `shared` [kHeads]; +infinity where nothing was seen, which
-// makes every weight 0. All threads must call it; `scratch` holds one float2 a thread's head and warp.
+// The log-sum-exp of every head over all parts, for tokens [first, first + count) of a sequence, into
+// `shared` [kTokens][kHeads]; +infinity where nothing was seen, which makes every weight 0. All threads must call it.
 __device__ __forceinline__ void gather_lse(
-    const Batch& batch, const Select& args, int sequence, int token, int position, int kv_head, float* shared,
-    float2 (*scratch)[kHeads]) {
-    int head = threadIdx.x % kHeads;
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    bool tree = batch.tree_masks != nullptr;
-    int stored = stored_tokens(batch, sequence, position);
-    int pages_a_part = kWarps * (args.exact ? kFinePages : kCoarsePages);
-    int parts = ceil_div(stored, pages_a_part * kPage);
-    const float* row = args.lse + ((i64)token * args.kv_heads + kv_head) * args.lse_parts * kHeads + head;
+    const Batch& batch, const Select& args, int sequence, int first, int count, int kv_head,
+    float (*shared)[kHeads]) {
+    constexpr int kEach = kThreads / (kTokens * kHeads);  // neighbouring threads that share a token and head
+    int part = threadIdx.x % kEach;
+    int head = threadIdx.x / kEach % kHeads;
+    int index = threadIdx.x / kEach / kHeads;
     float maximum = -kInfinity, sum = 0.0f;
-    for (int part = threadIdx.x / kHeads; part < parts + (tree ? 1 : 0); part += kThreads / kHeads) {
-        float value = row[(part < parts ? part : args.lse_parts - 1) * kHeads];
-        merge(maximum, sum, value, 1.0f);
+    if (index < count) {
+        bool tree = batch.tree_masks != nullptr;
+        int stored = stored_tokens(batch, sequence, batch.positions[first + index]);
+        int pages_a_part = kWarps * (args.exact ? kFinePages : kCoarsePages);
+        int parts = ceil_div(stored, pages_a_part * kPage);
+        const float* row =
+            args.lse + ((i64)(first + index) * args.kv_heads + kv_head) * args.lse_parts * kHeads + head;
+        for (; part < parts + (tree ? 1 : 0); part += kEach)
+            merge(maximum, sum, row[(part < parts ? part : args.lse_parts - 1) * kHeads], 1.0f);
     }
-    merge(maximum, sum, __shfl_xor_sync(kFull, maximum, 16), __shfl_xor_sync(kFull, sum, 16));
-    if (lane < kHeads) scratch[warp][head] = float2{maximum, sum};
-    __syncthreads();
-    if (threadIdx.x < kHeads) {
-        maximum = -kInfinity, sum = 0.0f;
 #pragma unroll
-        for (int w = 0; w < kWarps; ++w) merge(maximum, sum, scratch[w][head].x, scratch[w][head].y);
+    for (int other = 1; other < kEach; other <<= 1)
+        merge(maximum, sum, __shfl_xor_sync(kFull, maximum, other), __shfl_xor_sync(kFull, sum, other));
+    if (threadIdx.x % kEach == 0) {
         bool seen = sum > 0.0f && head < args.heads / args.kv_heads;
-        shared[head] = seen ? log_sum(maximum, sum) : kInfinity;
+        shared[index][head] = seen ? log_sum(maximum, sum) : kInfinity;
     }
     __syncthreads();
 }
@@ -273,43 +298,34 @@ __device__ __forceinline__ void choose_all(const Batch& batch, const Select& arg
 
 // ---------------------------------------------------------------- scores
 
-// Grid: (parts, kv_heads, sequences), and in trees 64 more in x, one for each node. `kChoose`: the bucket holds
-// one token, and the last CTA of its KV head chooses.
+// Grid: (parts, kv_heads, sequences x tiles of tokens), and in trees 64 more in x, one for each node. `kChoose`: the
+// bucket holds one token, and the last CTA of its KV head chooses.
 template <typename T, int kDim, bool kChoose>
 __device__ __forceinline__ void scores(const Batch& batch, const Arena& arena, const Select& args, int parts) {
-    __shared__ float2 scratch[kWarps][kHeads];
-    __shared__ float lse_of_heads[kHeads];
-    __shared__ float most_of_pages[kPagesOfCta], first_of_pages[kPagesOfCta];
+    __shared__ float lse_of_heads[kTokens][kHeads];
+    __shared__ float most_of_pages[kTokens][kPagesOfCta], first_of_pages[kTokens][kPagesOfCta];
     __shared__ bool is_last;
-    int sequence = blockIdx.z;
+    Tokens tokens = Tokens::of_cta(batch);
+    int sequence = tokens.sequence;
     int kv_head = blockIdx.y;
     int part = blockIdx.x;
     int lane = threadIdx.x & 31;
     int warp = threadIdx.x >> 5;
-    int start = batch.sequence_starts[sequence];
-    int end = batch.sequence_starts[sequence + 1];
-    if (start == end) {
-        wait_for_dependencies();
-        launch_dependents();
-        if (kChoose && part == 0 && sequence == 0 && batch.sequence_starts[batch.sequences] == 0)
-            write_nothing(args, 0, kv_head);
-        return;
-    }
 
     if (part >= parts) {  // a node's own compressed keys
         wait_for_dependencies();
         launch_dependents();
-        int token = start + part - parts;
-        if (token >= end || !is_sparse(args, batch.positions[token])) return;
-        gather_lse(batch, args, sequence, token, batch.positions[token], kv_head, lse_of_heads, scratch);
+        int token = tokens.start + part - parts;
+        if (!tokens.is_node(part - parts) || !is_sparse(args, batch.positions[token])) return;
+        gather_lse(batch, args, sequence, token, 1, kv_head, lse_of_heads);
         float* out = args.node_scores + ((i64)token * args.kv_heads + kv_head) * kNodeKeys * 2;
-        float* weights = reinterpret_cast<float*>(scratch);  // [kNodeKeys, kHeads]
+        float* weights = most_of_pages[0];  // [kNodeKeys, kHeads]
         int found = 0, slots[kNodeKeys];
         visit_node_keys<T, kDim>(
             batch, args, args.node_fine, 16, 32, sequence, token, kv_head,
             [&](int position, int head, int eighth, float score) {
                 if (found == kNodeKeys) return;
-                if (eighth == 0) weights[found * kHeads + head] = exp2_fast(score - lse_of_heads[head]);
+                if (eighth == 0) weights[found * kHeads + head] = exp2_fast(score - lse_of_heads[0][head]);
 #pragma unroll
                 for (int i = 0; i < kNodeKeys; ++i)
                     if (i == found) slots[i] = position / 16;
@@ -330,12 +346,13 @@ __device__ __forceinline__ void scores(const Batch& batch, const Arena& arena, c
     }
 
     int first_page = (part * kWarps + warp) * kFinePages;
-    int most = stored_tokens(batch, sequence, batch.lengths[sequence] + end - start - 1);
-    int pages_a_part = kWarps * kFinePages;
-    int active = max_int(1, ceil_div(most, pages_a_part * kPage));
-    if (part >= active) {
+    int most = stored_tokens(batch, sequence, batch.lengths[sequence] + tokens.end - tokens.start - 1);
+    int active = max_int(1, ceil_div(most, kPagesOfCta * kPage));
+    if (tokens.first >= tokens.end || part >= active) {
         wait_for_dependencies();
         launch_dependents();
+        if (kChoose && part == 0 && blockIdx.z == 0 && batch.sequence_starts[batch.sequences] == 0)
+            write_nothing(args, 0, kv_head);
         return;
     }
     const i32* table = batch.table(sequence);
@@ -358,19 +375,19 @@ __device__ __forceinline__ void scores(const Batch& batch, const Arena& arena, c
     // Keys and queries were written before `lse`, the launch before this: they can be read before that one ends.
     Rows<kDim> keys, q;
     keys.load(rows[0], rows[1], lane);
-    load_heads<kDim>(q, args, start, kv_head, lane);
-    int position = batch.positions[start];
+    load_heads<kDim>(q, args, tokens.first, kv_head, lane);
+    int position = batch.positions[tokens.first];
     wait_for_dependencies();
     launch_dependents();
+    gather_lse(batch, args, sequence, tokens.first, tokens.end - tokens.first, kv_head, lse_of_heads);
 
-    for (int token = start; token < end; ++token) {
-        if (token > start) {
+    for (int token = tokens.first; token < tokens.end; ++token) {
+        int index = token - tokens.first;
+        if (index > 0) {
             position = batch.positions[token];
             load_heads<kDim>(q, args, token, kv_head, lane);
         }
-        if (!is_sparse(args, position)) continue;
         int stored = stored_tokens(batch, sequence, position);
-        gather_lse(batch, args, sequence, token, position, kv_head, lse_of_heads, scratch);
         float acc[2][4];
         keys_times_heads<T, kDim>(acc, keys, q);
         float low = 0.0f, high = 0.0f;
@@ -378,7 +395,7 @@ __device__ __forceinline__ void scores(const Batch& batch, const Arena& arena, c
         for (int n = 0; n < 2; ++n) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                float norm = lse_of_heads[8 * n + 2 * (lane & 3) + i];
+                float norm = lse_of_heads[index][8 * n + 2 * (lane & 3) + i];
                 low += exp2_fast(fmaf(acc[n][i], args.scale, -norm));
                 high += exp2_fast(fmaf(acc[n][2 + i], args.scale, -norm));
             }
@@ -397,20 +414,22 @@ __device__ __forceinline__ void scores(const Batch& batch, const Arena& arena, c
         high_most = fmaxf(high_most, __shfl_xor_sync(kFull, high_most, 8));
         if (lane % 16 == 0) {
             int page = warp * kFinePages + lane / 16;
-            most_of_pages[page] = low_most, most_of_pages[page + 2] = high_most;
-            first_of_pages[page] = low, first_of_pages[page + 2] = high;
+            most_of_pages[index][page] = low_most, most_of_pages[index][page + 2] = high_most;
+            first_of_pages[index][page] = low, first_of_pages[index][page + 2] = high;
         }
-        __syncthreads();
-        i64 row = (i64)token * args.kv_heads + kv_head;
-        if (threadIdx.x < kPagesOfCta) {
-            int page = threadIdx.x;
-            float score = most_of_pages[page];
-            if (page + 1 < kPagesOfCta) score = fmaxf(score, first_of_pages[page + 1]);
-            args.scores[row * args.score_stride + part * kPagesOfCta + page] = score;
-            if (page == 0) args.first_slots[row * (args.score_stride / kPagesOfCta) + part] = first_of_pages[0];
-        }
-        __syncthreads();
     }
+    __syncthreads();
+    static_assert(kTokens * kPagesOfCta == kThreads, "a thread writes one block of one token");
+    int index = threadIdx.x / kPagesOfCta, page = threadIdx.x % kPagesOfCta;
+    int token = tokens.first + index;
+    if (token < tokens.end && is_sparse(args, batch.positions[token])) {
+        i64 row = (i64)token * args.kv_heads + kv_head;
+        float score = most_of_pages[index][page];
+        if (page + 1 < kPagesOfCta) score = fmaxf(score, first_of_pages[index][page + 1]);
+        args.scores[row * args.score_stride + part * kPagesOfCta + page] = score;
+        if (page == 0) args.first_slots[row * (args.score_stride / kPagesOfCta) + part] = first_of_pages[index][0];
+    }
+    __syncthreads();
 
     if constexpr (kChoose) {
         if (threadIdx.x == 0) {
@@ -422,8 +441,8 @@ __device__ __forceinline__ void scores(const Batch& batch, const Arena& arena, c
         __syncthreads();
         if (!is_last) return;
         if (threadIdx.x == 0) args.arrived[sequence * args.kv_heads + kv_head] = 0;
-        if (is_sparse(args, position)) choose_any(batch, args, sequence, start, kv_head, position);
-        else write_nothing(args, start, kv_head);
+        if (is_sparse(args, position)) choose_any(batch, args, sequence, tokens.first, kv_head, position);
+        else write_nothing(args, tokens.first, kv_head);
     }
 }
 

@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from plugins_trt.arena import Arena
-from plugins_trt.contract import KERNEL_DTYPES, MAX_TREE, Batch
-from plugins_trt.decode_selection.contract import WARPS
+from plugins_trt.contract import KERNEL_DTYPES, MAX_TREE, Batch, ceil_div
+from plugins_trt.decode_selection.contract import TOKENS, WARPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,9 +40,10 @@ class DecodeSelector:
         nodes = 0 if batch.tree_masks is None else min(MAX_TREE, batch.tokens)
         select = _pack_select(args, plan)
         packed = (*batch.pack(), *args.arena.pack(args.layer), *select)
-        grid = (plan.lse_parts + nodes, kv_heads, batch.sequences)
+        tiles = batch.sequences * ceil_div(batch.tokens, TOKENS)
+        grid = (plan.lse_parts + nodes, kv_heads, tiles)
         self._lse.prepared_async_call(grid, block, stream, *packed)
-        grid = (plan.score_parts + nodes, kv_heads, batch.sequences)
+        grid = (plan.score_parts + nodes, kv_heads, tiles)
         if batch.tokens == 1 and batch.tree_masks is None:
             self._scores_choose.prepared_async_call(grid, block, stream, *packed, plan.score_parts)
             return
