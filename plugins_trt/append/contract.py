@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from plugins_trt.contract import (
+    BLOCK,
     MAX_DECODE,
     Batch,
     DeviceArray,
@@ -57,6 +58,11 @@ class Append:
         check_array("q_out", self.q_out, dtype, (tokens, self.heads, dim))
         check_array("cosine", self.cosine, "float32", (None, dim // 2))
         check_array("sine", self.sine, "float32", self.cosine.shape)
+        if self.cosine.shape[0] < self.batch.max_pages * BLOCK:
+            raise LaunchError(
+                f"cosine: {self.cosine.shape[0]} positions, but page_tables of {self.batch.max_pages} pages reach "
+                f"position {self.batch.max_pages * BLOCK - 1}; make the tables of angles as long"
+            )
         for name, norm in (("q_norm", self.q_norm), ("k_norm", self.k_norm)):
             if norm is not None:
                 check_array(name, norm, dtype, (dim,))

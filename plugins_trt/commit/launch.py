@@ -21,7 +21,9 @@ class Committer:
 
     def __init__(self, function: Callable[[str, int], Any], *, dtype: str, head_dim: int) -> None:
         """Finds the kernel with `function` (see `registry.Kernels.operator`)."""
-        self._kernel = function(f"commit_{KERNEL_DTYPES[dtype]}_d{head_dim}", 0).prepare(_FORMAT, overlaps=True)
+        self._kernel = function(f"commit_{KERNEL_DTYPES[dtype]}_d{head_dim}", 0).prepare(
+            _FORMAT, overlaps=True
+        )
 
     def __call__(self, args: Commit, stream: Any = None) -> None:  # noqa: ANN401 -- PyCUDA is untyped
         """Enqueues one launch."""

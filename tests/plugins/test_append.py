@@ -221,6 +221,9 @@ def test_arguments_are_refused_by_name():
     assert refused(k=array(case.k.half())).startswith("k: dtype float16")
     assert refused(v=array(case.v.transpose(0, 1))).startswith("v: ")
     assert refused(cosine=array(torch.zeros(10, 32))).startswith("cosine: shape")
+    assert refused(cosine=array(torch.zeros(127, 64)), sine=array(torch.zeros(127, 64))).startswith(
+        "cosine: 127 positions, but page_tables of 2 pages"
+    )
     assert refused(q_norm=array(torch.zeros(64))).startswith("q_norm: dtype")
     with pytest.raises(LaunchError, match=r"^layer: 3"):
         case.arena.pack(3)
