@@ -230,6 +230,9 @@ class Batch:
     Rows from `sequence_starts[S]` on are padding. In a chain, `positions[t] = lengths[s] + i`. In a tree
     (`tree_masks` given: bit j of word t says that new token j of the same sequence is t's ancestor or t itself,
     parents before their children), `positions[t] = lengths[s] + depth`, where the root has depth 0.
+
+    Kernels that may start early (`registry.Kernel.prepare`, `overlaps`) read these arrays before they wait for the
+    launch before them: the launch right before a selection or an attention must not be the one that writes them.
     """
 
     sequence_starts: DeviceArray  # int32 [S + 1]
