@@ -2,7 +2,7 @@
 //
 // A block of eight warps takes eight neighbouring tokens (or fewer, with several warps a token when the bucket is
 // small) and one KV head; the rows of a warp's MMA tile are the heads of one token. Neighbours agree on much: the
-// first and the local blocks always, the others often. What at least `kVotes` of the eight chose is read once for
+// first and the local blocks always, the others often. What at least three of the eight chose is read once for
 // all of them, into tiles that the block shares; the rest each warp reads for itself, through a ring of its own
 // that no other warp waits for. A warp carries one running softmax through both.
 #include "chunk_attention/tile.cuh"
@@ -184,7 +184,7 @@ __device__ __forceinline__ void sparse_chunk(const SparseArguments& args) {
     const u16* value_base = args.values.base + (i64)head * args.values.head_stride;
     const u32 rings = shared_address(memory);
 
-    // Blocks that several of the tile's tokens chose. No warp waits for another: a stage is filled anew when all
+    // Blocks that at least three of the tile's tokens chose. No warp waits for another: a stage is filled anew when all
     // warps have left it, and they may be some stages apart.
     if constexpr (kSplit == 1) {
         constexpr int kAhead = kStages > 2 ? kStages - 2 : 1;

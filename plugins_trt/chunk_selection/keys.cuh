@@ -1,8 +1,8 @@
 // The product of compressed keys and the queries of a chunk, for both passes of block selection.
 //
-// A block of eight warps takes neighbouring tokens and one KV head; a warp holds the queries of two of them in registers
-// and walks the compressed keys, 64 at a time, which the block shares. The rows of an MMA tile are
-// keys and its columns heads, so that the sum over heads is a sum over a quad of threads.
+// A block of eight warps takes 16 neighbouring tokens and one KV head; a warp holds the queries of two of them in
+// registers and walks the compressed keys, 64 at a time, which the block shares. The rows of an MMA tile are keys and
+// its columns heads, so that the sum over heads is a sum over a quad of threads.
 #pragma once
 
 #include "chunk_attention/tile.cuh"

@@ -81,7 +81,9 @@ __device__ __forceinline__ void statistics(const SelectionArguments& args) {
 #pragma unroll
                 for (int j = 0; j < 2; ++j) {
                     float top = fmaxf(peak[n][j], fmaxf(s[n][j], s[n][j + 2]));
-                    float shift = top * args.scale;  // of a peak that was never set no product is exact
+                    float shift = top * args.scale;
+                    // The old peak's difference is taken before it is scaled: of the first one, -1e30, the rounding
+                    // of the product alone would be beyond any exponent.
                     sum[n][j] = fmaf(sum[n][j], exp2_fast((peak[n][j] - top) * args.scale),
                                      exp2_fast(fmaf(s[n][j], args.scale, -shift)) +
                                          exp2_fast(fmaf(s[n][j + 2], args.scale, -shift)));
