@@ -62,7 +62,8 @@ def main() -> None:
 
     with demo_model(options.model) as model:
         figures = _serving.measure(model)
-        from _executor_speed import executor_figures  # imports torch, which the daemon's figures must not share
+        # Imported now because it imports torch, whose pages the daemon's memory must not be seen to share.
+        from _executor_speed import executor_figures
 
         figures |= executor_figures(model, options.threads, options.rounds)
     report(figures, surroundings, file=options.json, bounds=BOUNDS)
