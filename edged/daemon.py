@@ -29,6 +29,7 @@ from edged.errors import (
     LedgerError,
     ListenError,
 )
+from edged.executor.available import choose_executor
 from edged.memory.ledger import plan_memory
 from edged.server.listeners import Listeners
 from edged.server.server import Server
@@ -229,6 +230,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = read_config(options.config)
         log.configure(config.log.level, config.log.format, process="daemon")
+        for model in config.models:
+            choose_executor(model)
         ledger = plan_memory(config)
         if options.check:
             Listeners(config.listen).unix.check()

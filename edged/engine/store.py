@@ -284,7 +284,7 @@ class EngineStore:
         for each in self.folder.glob(f"{digest}.*"):
             try:
                 load_engine(each)
-            except (DamagedError, FileNotFoundError):  # noqa: PERF203 - a few engines
+            except (DamagedError, FileNotFoundError):
                 _remove(each)
 
     def _sweep_all(self) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edged.checkpoint.tokenizer import Tokenizer
 from edged.decoding.token_table import TokenTable
-from edged.errors import UnsupportedError
+from edged.executor.available import choose_executor
 from edged.models.architecture import Architecture
 
 if TYPE_CHECKING:
@@ -20,16 +20,12 @@ def load_executor(config: ModelConfig) -> tuple[str, Executor]:
 
     Raises:
         CheckpointError: The folder's ``config.json`` is missing or refused.
-        UnsupportedError: There is no such executor in this version.
+        ConfigError: There is no such executor in this version.
     """
-    if config.executor == "tensorrt":
-        raise UnsupportedError(
-            f"model {config.name}: executor tensorrt is not part of this version: use torch or auto",
-            field="executor",
-        )
+    name = choose_executor(config)
     from edged.executor.torch_executor import TorchExecutor  # noqa: PLC0415 - imports torch; only its engines do
 
-    return "torch", TorchExecutor(config)
+    return name, TorchExecutor(config)
 
 
 def load_texts(config: ModelConfig) -> TokenTable:

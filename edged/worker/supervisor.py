@@ -315,7 +315,7 @@ class Supervisor:
         for callback in tuple(self._callbacks):
             try:
                 callback(state)
-            except Exception:  # noqa: BLE001, PERF203 - a fault of who listens is none of the engine's
+            except Exception:  # noqa: BLE001 - a fault of who listens is none of the engine's
                 _log.exception("a subscriber of the state failed")
 
     def _forget_models(self) -> None:

@@ -234,12 +234,12 @@ def test_check_accepts_a_good_configuration_also_beside_a_running_daemon(daemon)
     assert "4.00 GiB" in result.stdout
 
 
-def write(folder, model, **changes):
+def write(folder, folder_of_model, **changes):
     import yaml
     from fixtures.daemon import demo_configuration
 
     path = folder / f"{len(list(folder.iterdir()))}.yaml"
-    configuration = demo_configuration(model, **changes)
+    configuration = demo_configuration(folder_of_model, **changes)
     configuration.setdefault("listen", {"unix": str(folder / "s")})
     path.write_text(yaml.safe_dump(configuration))
     return str(path)
@@ -273,6 +273,8 @@ def test_check_refuses_with_the_place_and_the_remedy(check, tmp_path, demo_model
         (write(tmp_path, demo_model, listen={"unix": str(tmp_path / "no" / "s")}), 69, "mkdir -p"),
         (write(tmp_path, demo_model, listen={"unix": "/tmp/" + "x" * 120}), 78, "107"),
         (write(tmp_path, demo_model, listen={"tcp": "0.0.0.0:50051"}), 78, "loopback"),
+        (write(tmp_path, demo_model, model={"executor": "tensorrt", "device": "cuda"}), 78, "use torch"),
+        (write(tmp_path, demo_model, model={"device": "cuda"}), 78, "set device to cpu"),
     ]
     for path, status, said in cases:
         found, message = check(path)

@@ -217,7 +217,7 @@ def test_a_folder_without_a_tokenizer_fails_once_and_by_name(demo_model, tmp_pat
 
 def test_an_executor_that_is_not_there_is_named(demo_model):
     error = failure_of(demo_model, executor="tensorrt")
-    assert error.code is Code.UNIMPLEMENTED
+    assert error.code is Code.INVALID_ARGUMENT
     assert "executor tensorrt" in error.message
 
 
