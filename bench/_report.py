@@ -12,9 +12,6 @@ import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
@@ -60,16 +57,12 @@ def report(
         bounds: What a figure should be, as text (`<= 0.8`).
         notes: Lines below the table.
     """
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("figure")
-    table.add_column("value", justify="right")
-    table.add_column("wanted")
+    width = max(map(len, ("figure", *figures)))
+    print(f"{'figure':<{width}}  {'value':>10}  wanted")
     for name, value in figures.items():
-        table.add_row(name, f"{value:.4g}", (bounds or {}).get(name, ""))
-    console = Console()
-    console.print(table)
+        print(f"{name:<{width}}  {value:>10.4g}  {(bounds or {}).get(name, '')}".rstrip())
     for note in (f"{surroundings['cpu']}, {surroundings['cores']} cores", *notes):
-        console.print(note, highlight=False)
+        print(note)
     if file is not None:
         content = {"figures": dict(figures), "environment": dict(surroundings)}
         file.write_text(json.dumps(content, indent=2) + "\n")

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from attention_decode import DIM, HEADS, KV_HEADS, Context, median_ms
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.attention_decode import DIM, HEADS, KV_HEADS, Context, median_ms
 from plugins_trt.chunk_attention import contract as attention_contract
 from plugins_trt.chunk_attention.contract import ALWAYS, ChunkAttention
 from plugins_trt.chunk_attention.launch import DenseChunkAttention, SparseChunkAttention

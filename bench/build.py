@@ -1,7 +1,9 @@
 """Builds real plans for sm86, sm89 and sm120 without a GPU, and measures it.
 
-Two shapes: SmolLM2-135M and MiniCPM4-8B (32 layers, sparse attention), bf16, each in a process of its own. With
-`--json`, one object on standard output; `build_seconds`, `build_peak_rss_mb` and `plan_mb` are the larger shape's.
+    python bench/build.py [--json FILE]
+
+Two shapes: SmolLM2-135M and MiniCPM4-8B (32 layers, sparse attention), bf16, each in a process of its own.
+`build_seconds`, `build_peak_rss_mb` and `plan_mb` are the larger shape's.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ import sys
 import time
 from typing import Any
 
+from _report import add_json_option, environment, report
+
+BOUNDS = {"build_seconds": "<= 20", "build_peak_rss_mb": "<= 700", "plan_mb": "<= 60"}
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm2": {
         "model_type": "llama",
@@ -83,14 +88,17 @@ def measure(name: str) -> dict[str, Any]:
 
 def main() -> int:
     """Measure each shape in a process of its own and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_json_option(parser)
     parser.add_argument("--shape", choices=SHAPES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.shape:
         print(json.dumps(measure(arguments.shape)))
         return 0
     results = {}
+    surroundings = environment()
     for name in SHAPES:
         done = subprocess.run(
             [sys.executable, __file__, "--shape", name], capture_output=True, text=True, check=False
@@ -99,18 +107,14 @@ def main() -> int:
             sys.stderr.write(done.stderr)
             return 1
         results[name] = json.loads(done.stdout.splitlines()[-1])
-    large = results[LARGE]
-    figures = {key: large[key] for key in ("build_seconds", "build_peak_rss_mb", "plan_mb")}
-    if arguments.json:
-        print(json.dumps({**figures, "shapes": results}, indent=2))
-        return 0
-    print(f"{'shape':<14}{'seconds':>9}{'CPU s':>8}{'peak MB':>9}{'plan MB':>9}  activations MB")
-    for name, each in results.items():
-        memory = ", ".join(f"{key} {value}" for key, value in each["activation_mb"].items())
-        print(
-            f"{name:<14}{each['build_seconds']:>9}{each['build_cpu_seconds']:>8}{each['build_peak_rss_mb']:>9}"
-            f"{each['plan_mb']:>9}  {memory}"
-        )
+    figures = {key: results[LARGE][key] for key in BOUNDS}
+    notes = [
+        f"{name}: {each['build_seconds']} s ({each['build_cpu_seconds']} s of CPU), {each['build_peak_rss_mb']} MB at "
+        f"most, a plan of {each['plan_mb']} MB; activations (MB): "
+        + ", ".join(f"{key} {value}" for key, value in each["activation_mb"].items())
+        for name, each in results.items()
+    ]
+    report(figures, {**surroundings, "shapes": results}, file=arguments.json, bounds=BOUNDS, notes=notes)
     return 0
 
 
