@@ -1,18 +1,19 @@
 """Attention on a GPU: ours, torch SDPA and the ceilings, all measured in this run.
 
-    python bench/attention.py [--out attention.json] [--only decode|chunk]
+    python bench/attention.py [--json FILE] [--only decode|chunk]
 
-Prints a table and saves it as JSON. Needs an NVIDIA GPU, torch with CUDA, PyCUDA and nvcc, NVRTC or `make kernels`.
+Needs an NVIDIA GPU, torch with CUDA, PyCUDA and nvcc, NVRTC or `make kernels`.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from _report import add_json_option, environment, report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +53,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=Path("attention.json"))
+    add_json_option(parser)
     parser.add_argument("--only", choices=tuple(PARTS), action="append")
     options = parser.parse_args()
     sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
@@ -70,8 +71,8 @@ def main() -> int:
         stream = driver.Stream()
         torch_stream = torch.cuda.ExternalStream(stream.handle)
         kernels = Kernels.of_current_device()
-        figures: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-        figures.update(ceilings(torch_stream))
+        surroundings = environment(device=torch.cuda.get_device_name(), cuda=torch.version.cuda)
+        figures: dict[str, Any] = ceilings(torch_stream)
         bounds: dict[str, tuple[str, float]] = {}
         for part in options.only or PARTS:
             module = importlib.import_module(PARTS[part])
@@ -79,17 +80,15 @@ def main() -> int:
             bounds.update(module.BOUNDS)
     finally:
         context.pop()
-    options.out.write_text(json.dumps(figures, indent=1) + "\n")
-    missed = 0
-    for name, value in figures.items():
-        text = f"{value:12.4g}" if isinstance(value, float) else f"{value:>12}"
-        verdict = ""
-        if name in bounds:
-            sign, bound = bounds[name]
-            met = value >= bound if sign == ">=" else value <= bound
-            missed += not met
-            verdict = f"  {sign} {bound}: {'met' if met else 'MISSED'}"
-        print(f"{name:38}{text}{verdict}")
+    wanted = {name: f"{sign} {bound}" for name, (sign, bound) in bounds.items()}
+    report(figures, surroundings, file=options.json, bounds=wanted, notes=[str(surroundings["device"])])
+    missed = [
+        name
+        for name, (sign, bound) in bounds.items()
+        if not (figures[name] >= bound if sign == ">=" else figures[name] <= bound)
+    ]
+    if missed:
+        print(f"missed: {', '.join(missed)}")
     return 1 if missed else 0
 
 
