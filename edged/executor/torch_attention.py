@@ -48,10 +48,15 @@ class Piece:
 
 @dataclass(frozen=True)
 class AttendedSequence:
-    """One sequence of the step. Shapes: one new token ``[1, kv_heads, G, D]``, else ``[kv_heads, G, T, D]``."""
+    """One sequence of the step. Shapes: one new token ``[1, kv_heads, G, D]``, else ``[kv_heads, G, T, D]``.
+
+    All queries see the whole history, so the heads of a group may be the rows of one product there, of which torch's
+    kernel makes larger ones: ``history_q`` is then ``[1, kv_heads, G T, D]``.
+    """
 
     q: torch.Tensor
     out: torch.Tensor
+    history_q: torch.Tensor
     history: tuple[Piece, ...]
     shape: tuple[int, int]  # leading dimensions of k and v views
     stride: tuple[int, int]
@@ -212,8 +217,7 @@ class CpuAttention:
             q = self._source.as_strided(sizes, (0, a.group * q_stride, q_stride, 1), q_offset)
             out = attended.as_strided(sizes, (0, a.group * depth, depth, feature), out_offset)
             history = self._history(batch.page_tables[index], past + 1, shape, stride)
-            return AttendedSequence(q, out, history, shape, stride, None, None)
-        shape, stride = (a.kv_heads, a.group), (self._head_stride, 0)
+            return AttendedSequence(q, out, q, history, shape, stride, None, None)
         sizes = (a.kv_heads, a.group, count, a.head_dim)
         q = self._source.as_strided(sizes, (a.group * q_stride, q_stride, a.head_dim, 1), q_offset)
         out = attended.as_strided(sizes, (a.group * depth, depth, token, feature), out_offset)
@@ -221,8 +225,14 @@ class CpuAttention:
         new_stride = (q_stride, 0, a.head_dim, 1)
         new_k = self._source.as_strided(sizes, new_stride, k_offset)
         new_v = self._source.as_strided(sizes, new_stride, k_offset + a.kv_heads * q_stride)
+        if count == tokens:  # alone in the step: the rows of a group's heads follow each other
+            history_q = q.view(1, a.kv_heads, a.group * count, a.head_dim)
+            shape, stride = (1, a.kv_heads), (0, self._head_stride)
+        else:
+            history_q = q
+            shape, stride = (a.kv_heads, a.group), (self._head_stride, 0)
         history = self._history(batch.page_tables[index], past, shape, stride)
-        return AttendedSequence(q, out, history, shape, stride, new_k, new_v)
+        return AttendedSequence(q, out, history_q, history, shape, stride, new_k, new_v)
 
     def _history(
         self, table: Int32Array, tokens: int, shape: tuple[int, int], stride: tuple[int, int]
@@ -302,9 +312,12 @@ class CpuAttention:
         out = lse = None
         for piece in sequence.history:
             k, v = self._load(piece, sequence, layer)
-            part, part_lse = _flash(sequence.q, k, v)
+            part, part_lse = _flash(sequence.history_q, k, v)
             out, lse = (part, part_lse) if out is None or lse is None else _merge(out, lse, part, part_lse)
         if sequence.new_k is not None:
+            if out is not None and lse is not None and sequence.history_q is not sequence.q:
+                sizes = sequence.q.shape
+                out, lse = out[0].view(sizes), lse[0].view(sizes[:-1])
             part, part_lse = _flash(sequence.q, sequence.new_k, sequence.new_v, is_causal=True)
             out = part if out is None or lse is None else _merge(out, lse, part, part_lse)[0]
         assert isinstance(out, torch.Tensor), "a sequence of a step has at least one token"  # noqa: S101
@@ -337,5 +350,6 @@ def _merge(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention over two disjoint sets of keys: outputs ``[.., T, D]`` weighted by ``exp(lse)``, lse ``[.., T]``."""
     share = torch.sigmoid(second_lse - first_lse).unsqueeze(-1)
-    wide = share.dtype
-    return torch.lerp(first.to(wide), second.to(wide), share), torch.logaddexp(first_lse, second_lse)
+    merged = first.to(share.dtype)
+    torch.lerp(merged, second.to(share.dtype), share, out=merged)
+    return merged, torch.logaddexp(first_lse, second_lse)

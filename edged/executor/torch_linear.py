@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from edged.executor.torch_views import FEATURE_MAJOR_ROWS, product_batches
+from edged.executor.torch_views import product_batches
 from edged.memory.buffers import SHARPENED
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class CpuLinear:
                 torch.mv(layer.weight, views.x[0], out=out[0])
             else:
                 torch.bmm(weight, views.x_batched, out=views.out_batched)
-        elif out.shape[0] <= FEATURE_MAJOR_ROWS:
+        elif views.is_feature_major:
             torch.mm(layer.weight, views.x_transposed, out=views.out_transposed)
         else:
             torch.mm(views.x, layer.weight.t(), out=out)
@@ -76,7 +76,7 @@ class CpuLinear:
         """Tile by tile: widen some rows of the weight, multiply, go on."""
         outputs, inputs = weight.shape
         rows = max(1, tile.numel() // inputs)
-        feature_major = views.out.shape[0] <= FEATURE_MAJOR_ROWS
+        feature_major = views.is_feature_major
         for start in range(0, outputs, rows):
             part = weight[start : start + rows]
             wide = tile[: part.numel()].view_as(part)
@@ -90,8 +90,8 @@ class CpuLinear:
 def _narrow_product(x: torch.Tensor, out: torch.Tensor, views: LinearViews, weight: torch.Tensor) -> None:
     """Row by row in the weight's own type (accumulated in fp32 by torch's kernel)."""
     x.copy_(views.x)
-    for row in range(x.shape[0]):
-        torch.mv(weight, x[row], out=out[row])
+    for row, result in views.narrow_rows:
+        torch.mv(weight, row, out=result)
     views.out.copy_(out)
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from edged.models.architecture import Architecture
 
-FEATURE_MAJOR_ROWS = 32
-"""Most rows whose results lie feature-major."""
+FEATURE_MAJOR_ROWS = 64
+"""Most rows whose results lie feature-major; for more, what is gained is lost where layouts meet."""
 
 
 def input_view(flat: torch.Tensor, rows: int, width: int) -> torch.Tensor:
@@ -28,10 +28,14 @@ def input_view(flat: torch.Tensor, rows: int, width: int) -> torch.Tensor:
     return flat[: rows * width].view(rows, width)
 
 
+def feature_major_view(flat: torch.Tensor, rows: int, width: int) -> torch.Tensor:
+    """The first ``rows * width`` elements of a flat buffer as ``[rows, width]``, feature by feature."""
+    return flat[: rows * width].view(width, rows).t()
+
+
 def output_view(flat: torch.Tensor, rows: int, width: int) -> torch.Tensor:
-    """The first ``rows * width`` elements of a flat buffer as ``[rows, width]``, feature-major when rows are few."""
-    part = flat[: rows * width]
-    return part.view(width, rows).t() if rows <= FEATURE_MAJOR_ROWS else part.view(rows, width)
+    """Feature by feature when rows are few, else row by row."""
+    return (feature_major_view if rows <= FEATURE_MAJOR_ROWS else input_view)(flat, rows, width)
 
 
 def product_batches(outputs: int, threads: int) -> int:
@@ -56,6 +60,12 @@ class LinearViews:
     out_batched: torch.Tensor | None = None  # [batches, out / batches, 1]
     x_narrow: torch.Tensor | None = None  # [rows, in], in the weights' half-precision type
     out_narrow: torch.Tensor | None = None  # [rows, out]
+    narrow_rows: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()  # their rows, [in] and [out]
+
+    @property
+    def is_feature_major(self) -> bool:
+        """Whether the output lies feature by feature."""
+        return self.out_transposed.is_contiguous()
 
     @classmethod
     def of(
@@ -77,6 +87,7 @@ class LinearViews:
         rows, inputs = x.shape
         outputs = out.shape[1]
         x_batched = out_batched = x_narrow = out_narrow = None
+        narrow_rows: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
         if rows == 1:
             batches = product_batches(outputs, torch.get_num_threads())
             # The strides say that x is a row that was transposed, for which MKL has a fast product; a column is slow.
@@ -85,7 +96,8 @@ class LinearViews:
         if narrow_in is not None and narrow_out is not None and rows <= NARROW_TOKENS:
             x_narrow = narrow_in[: rows * inputs].view(rows, inputs)
             out_narrow = narrow_out[: rows * outputs].view(rows, outputs)
-        return cls(x, out, x.t(), out.t(), x_batched, out_batched, x_narrow, out_narrow)
+            narrow_rows = tuple(zip(x_narrow, out_narrow, strict=True))
+        return cls(x, out, x.t(), out.t(), x_batched, out_batched, x_narrow, out_narrow, narrow_rows)
 
 
 class StepViews:
@@ -115,10 +127,14 @@ class StepViews:
         self.qkv = outputs("qkv", a.qkv_width)
         self.attended = inputs(prefix + "attended", a.q_width)
         self.branch = outputs("branch", a.hidden)
-        self.gate_up = outputs("gate_up", 2 * a.intermediate)
+        # Between these two lies nothing but elementwise work, so the layout may be the products' choice for any rows.
+        self.gate_up = feature_major_view(buffers["gate_up"], rows, 2 * a.intermediate)
         self.gate = self.gate_up[:, : a.intermediate]
         self.up = self.gate_up[:, a.intermediate :]
-        self.activated = inputs("activated", a.intermediate)
+        few = rows <= FEATURE_MAJOR_ROWS
+        self.activated = (input_view if few else feature_major_view)(
+            buffers["activated"], rows, a.intermediate
+        )
         self.norm_scale = buffers["norm_scale"][:rows].view(rows, 1)
         narrow_in, narrow_out = buffers.get("narrow_in"), buffers.get("narrow_out")
         self.linears = {
