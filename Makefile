@@ -41,7 +41,7 @@ demo: $(BASE) ## Install, import the demo model, serve it, stream one answer, st
 	@bash examples/demo.sh
 
 test: $(TESTS) ## Install what the tests need and run them all
-	@$(BIN)/python -m pytest
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 	@bash tests/run_on_oldest_python.sh
 
 check: $(TESTS) ## Lint, types and the floors of the house

@@ -13,6 +13,13 @@ from pathlib import Path
 from typing import Any
 
 DEFAULT_SOCKET = Path("/run/edged/edged.sock")
+TOKENIZING_BYTES = 512
+"""Memory that a tokenizer takes for a byte of text at most (measured with the `tokenizers` library on text of which each
+byte is a token: 490; English takes 180)."""
+TOKEN_TEXT_BYTES = 8
+"""Bytes of text that the default of limits.prompt_size allows for each token of the context (English has about 4)."""
+DAEMON_BYTES = 112 * 2**20
+"""Memory of a daemon that tokenizes nothing: 75 MiB were measured with one model, the rest is for messages."""
 UNIX_PATH_LIMIT = 107
 """Bytes that fit in ``sockaddr_un.sun_path`` with its closing zero (Linux)."""
 
@@ -106,13 +113,13 @@ class MemoryConfig:
             default="80 % of the memory that is available at start",
         ),
     )
-    host: int = field(
-        default=192 * 2**20,
+    host: int | None = field(
+        default=None,
         metadata=_key(
-            "Share of the budget kept for the daemon process and the engine's own libraries",
+            "Share of the budget kept for the daemon process",
+            default=f"{DAEMON_BYTES >> 20} MiB and {TOKENIZING_BYTES} times limits.prompt_size",
             unit="size",
             low=1,
-            high=SIZE_LIMIT,
         ),
     )
 
@@ -197,8 +204,26 @@ class QueueConfig:
 class LimitsConfig:
     """What one request may carry."""
 
-    message_size: int = field(
-        default=8 * 2**20, metadata=_key("Largest request message", unit="size", low=1024, high=2**30)
+    message_size: int | None = field(
+        default=None,
+        metadata=_key(
+            "Largest request message",
+            default="twice limits.prompt_size, at least 1 MiB",
+            unit="size",
+            low=1024,
+            high=2**30,
+        ),
+    )
+    prompt_size: int | None = field(
+        default=None,
+        metadata=_key(
+            f"Largest text of a prompt, in UTF-8 bytes; tokenizing it takes up to {TOKENIZING_BYTES} times as much for a "
+            "moment, out of memory.host",
+            default=f"{TOKEN_TEXT_BYTES} bytes for each token of the longest context, at least 64 KiB",
+            unit="size",
+            low=1024,
+            high=2**30,
+        ),
     )
     stop_strings: int = field(default=16, metadata=_key("Most stop strings of a request", low=0, high=1024))
     stop_bytes: int = field(
@@ -248,3 +273,25 @@ class Config:
         default="",
         metadata=_key("Name of the model of a request that names none", default="the first of models"),
     )
+
+    @property
+    def prompt_size(self) -> int:
+        """Bytes that a prompt's text may have."""
+        if self.limits.prompt_size is not None:
+            return self.limits.prompt_size
+        return max([2**16, *(TOKEN_TEXT_BYTES * model.context_length for model in self.models)])
+
+    @property
+    def message_size(self) -> int:
+        """Bytes that a request message may have."""
+        return self.limits.message_size or max(2**20, 2 * self.prompt_size)
+
+    @property
+    def least_host(self) -> int:
+        """Bytes that the daemon process takes at most."""
+        return DAEMON_BYTES + TOKENIZING_BYTES * self.prompt_size
+
+    @property
+    def host(self) -> int:
+        """Bytes of the budget that are kept for the daemon process."""
+        return self.least_host if self.memory.host is None else self.memory.host

@@ -56,7 +56,14 @@ def check(config: Config, report: Report) -> None:
 
 
 def _check_memory(config: Config, report: Report) -> None:
-    budget, host = config.memory.budget, config.memory.host
+    budget, host, least = config.memory.budget, config.host, config.least_host
+    if host < least and report.sound("memory.host", "limits.prompt_size", "models"):
+        report.refuse(
+            "memory.host",
+            f"found {exact_size(host)}, and a prompt of {exact_size(config.prompt_size)} (limits.prompt_size) takes the "
+            f"daemon to {exact_size(least)}",
+            f"set at least {exact_size(least)}, or lower limits.prompt_size",
+        )
     if budget is not None and host >= budget and report.sound("memory.budget", "memory.host"):
         report.refuse(
             "memory.budget",

@@ -142,13 +142,16 @@ class AsyncClient:
         """Wait until the daemon serves, also if it is not there yet; return its state then."""
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout
-        last = "no answer yet"
+        last: str | None = None
         while True:
             left = end - loop.time()
             if left <= 0:
-                raise DeadlineError(f"edged at {self.address} does not serve after {timeout:g} s: {last}")
+                raise DeadlineError(f"edged at {self.address} does not serve after {timeout:g} s: {last or 'no answer yet'}")
             try:
                 status = await self.status(timeout=left)
+            except DeadlineError as error:
+                if last is None:  # the last try's own short time says less than the state before it
+                    last = error.message
             except EdgedError as error:
                 last = error.message
             else:

@@ -173,13 +173,16 @@ class Client:
             DeadlineError: It does not serve after ``timeout`` seconds; the message says how far it came.
         """
         end = time.monotonic() + timeout
-        last = "no answer yet"
+        last: str | None = None
         while True:
             left = end - time.monotonic()
             if left <= 0:
-                raise DeadlineError(f"edged at {self.address} does not serve after {timeout:g} s: {last}")
+                raise DeadlineError(f"edged at {self.address} does not serve after {timeout:g} s: {last or 'no answer yet'}")
             try:
                 status = self.status(timeout=left)
+            except DeadlineError as error:
+                if last is None:  # the last try's own short time says less than the state before it
+                    last = error.message
             except EdgedError as error:
                 last = error.message
             else:

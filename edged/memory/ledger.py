@@ -118,7 +118,7 @@ def compute_ledger(config: Config) -> Ledger:
                 "the system does not say how much memory it has: set memory.budget", field="memory.budget"
             )
         budget = int(available * DEFAULT_SHARE)
-    return make_ledger(plans, budget=budget, host=config.memory.host)
+    return make_ledger(plans, budget=budget, host=config.host)
 
 
 def make_ledger(plans: dict[str, ModelPlan], *, budget: int, host: int) -> Ledger:

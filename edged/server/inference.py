@@ -14,6 +14,7 @@ from edged.server.validation import (
     check_prompt_length,
     check_prompt_size,
     check_text,
+    check_token_count,
     check_token_ids,
     resolve_stops,
 )
@@ -85,6 +86,7 @@ class Inference:
     ) -> inference_pb2.TokenizeResponse:
         """Token ids of a text or a chat."""
         model = self._models.find(request.model)
+        self._check_size(request, model)
         prompt = await model.read_prompt(request, add_special_tokens=not request.no_special_tokens)
         return inference_pb2.TokenizeResponse(token_ids=prompt.token_ids, rendered=prompt.rendered)
 
@@ -93,6 +95,7 @@ class Inference:
     ) -> inference_pb2.DetokenizeResponse:
         """Text of token ids."""
         model = self._models.find(request.model)
+        check_token_count(request.token_ids, model.context_length, "token_ids")
         check_token_ids(request.token_ids, model.vocabulary, "token_ids")
         text = await model.detokenize(request.token_ids, skip_special_tokens=not request.keep_special_tokens)
         return inference_pb2.DetokenizeResponse(text=text)
@@ -114,7 +117,7 @@ class Inference:
         kind = request.WhichOneof("prompt")
         if kind == "text":
             check_text(request.text)
-        check_prompt_size(request, model.context_length, model.longest_token)
+        self._check_size(request, model)
         prompt = await model.read_prompt(request)
         check_prompt_length(len(prompt.token_ids), model.context_length, kind or "prompt")
         stops = resolve_stops(
@@ -136,6 +139,16 @@ class Inference:
             deadline=deadline,
             priority=request.priority,
             skip_special_tokens=not request.keep_special_tokens,
+        )
+
+    def _check_size(
+        self, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, model: ServedModel
+    ) -> None:
+        check_prompt_size(
+            request,
+            prompt_size=self._models.prompt_size,
+            context_length=model.context_length,
+            longest_token=model.longest_token,
         )
 
     async def _stream(self, submit: Submit, model: ServedModel, context: AnyContext, arrived: float) -> None:

@@ -5,25 +5,30 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from edged.checkpoint.chat_template import ChatTemplate
 from edged.checkpoint.tokenizer import Tokenizer
 from edged.decoding.sampling import Sampling, resolve_sampling
 from edged.errors import EdgedError, InvalidArgumentError, NotFoundError, UnavailableError
+from edged.memory.heap import trim_heap
 from edged.models.architecture import Architecture
 from edged.server.errors import clip
 from edged.server.sampling_defaults import read_sampling_defaults
-from edged.server.validation import check_chat, check_token_ids
+from edged.server.validation import check_chat, check_prompt_length, check_token_ids, prompt_bytes
 from edged.v1 import inference_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from edged.config import Config, ModelConfig
     from edged.v1 import types_pb2
 
+Result = TypeVar("Result")
+
 _THREADS = 2
+_LARGE_BYTES = 16 * 2**10
+"""Prompts of more text are tokenized one after the other: each takes much memory for a moment."""
 _NAME_SHOWN = 100
 
 
@@ -46,6 +51,7 @@ class ServedModel:
         vocabulary: Number of token ids that the model has logits for.
         sampling: Used where a request is silent.
         threads: Where tokenizing and templates run.
+        large: The one thread where they run for large prompts.
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class ServedModel:
         vocabulary: int,
         sampling: Sampling,
         threads: ThreadPoolExecutor,
+        large: ThreadPoolExecutor,
     ) -> None:
         self.name = config.name
         self.context_length = config.context_length
@@ -67,9 +74,10 @@ class ServedModel:
         self._tokenizer = tokenizer
         self._template = template
         self._threads = threads
+        self._large = large
 
     @classmethod
-    def load(cls, config: ModelConfig, threads: ThreadPoolExecutor) -> ServedModel:
+    def load(cls, config: ModelConfig, threads: ThreadPoolExecutor, large: ThreadPoolExecutor) -> ServedModel:
         """Read the small files of a model folder.
 
         Raises:
@@ -86,6 +94,7 @@ class ServedModel:
             vocabulary=vocabulary,
             sampling=sampling,
             threads=threads,
+            large=large,
         )
 
     def resolve_sampling(self, sampling: types_pb2.Sampling) -> Sampling:
@@ -110,13 +119,15 @@ class ServedModel:
             FailedPreconditionError: It is a chat and the model has no template.
         """
         kind = request.WhichOneof("prompt")
-        loop = asyncio.get_running_loop()
+        large = kind in {"text", "chat"} and prompt_bytes(request) > _LARGE_BYTES
+        run = self._run_large if large else self._run
         if kind == "text":
-            prompt = await loop.run_in_executor(self._threads, self._encode, request.text, add_special_tokens)
+            prompt = await run(self._encode, request.text, add_special_tokens)
         elif kind == "chat":
             check_chat(request.chat)
-            prompt = await loop.run_in_executor(self._threads, self._encode_chat, request.chat)
+            prompt = await run(self._encode_chat, request.chat)
         elif kind == "token_ids" and isinstance(request, inference_pb2.GenerateRequest):
+            check_prompt_length(len(request.token_ids.ids), self.context_length, "token_ids")
             prompt = PromptTokens(tuple(request.token_ids.ids))
             check_token_ids(prompt.token_ids, self.vocabulary, "token_ids.ids")
         else:
@@ -126,9 +137,21 @@ class ServedModel:
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of token ids that have been checked."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self._threads, self._decode, tuple(token_ids), skip_special_tokens
-        )
+        return await self._run(self._decode, tuple(token_ids), skip_special_tokens)
+
+    async def _run(self, work: Callable[..., Result], *arguments: object) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+    async def _run_large(self, work: Callable[..., Result], *arguments: object) -> Result:
+        """As ``_run``, one at a time, giving the memory back before the next one takes its own."""
+
+        def run() -> Result:
+            try:
+                return work(*arguments)
+            finally:
+                trim_heap()
+
+        return await asyncio.get_running_loop().run_in_executor(self._large, run)
 
     def _encode(self, text: str, add_special_tokens: bool) -> PromptTokens:
         return PromptTokens(tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens)))
@@ -162,10 +185,13 @@ class ServedModels:
     """
 
     def __init__(self, config: Config) -> None:
+        self.prompt_size = config.prompt_size
+        """Bytes that a prompt's text may have."""
         self._configs = config.models
         self._default = config.default_model or config.models[0].name
         self._models: dict[str, ServedModel] = {}
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")
+        self._large = ThreadPoolExecutor(1, thread_name_prefix="tokenize-large")
 
     @property
     def loaded(self) -> bool:
@@ -179,7 +205,7 @@ class ServedModels:
             CheckpointError: A file is missing or damaged.
         """
         for config in self._configs:
-            self._models[config.name] = ServedModel.load(config, self._threads)
+            self._models[config.name] = ServedModel.load(config, self._threads, self._large)
 
     def find(self, name: str) -> ServedModel:
         """The model of that name, or the default model for an empty one.
@@ -202,4 +228,5 @@ class ServedModels:
 
     def close(self) -> None:
         """Let the threads go."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._large):
+            threads.shutdown(wait=False, cancel_futures=True)

@@ -20,7 +20,7 @@ from edged.v1 import control_pb2, inference_pb2
 from edged.worker.state import State
 
 if TYPE_CHECKING:
-    from edged.config import Config, LimitsConfig
+    from edged.config import Config
     from edged.memory.ledger import Ledger
     from edged.worker.supervisor import Supervisor
 
@@ -71,7 +71,7 @@ class Server:
         Raises:
             ListenError: A place cannot be bound.
         """
-        server = grpc.aio.server(options=_options(self._config.limits))
+        server = grpc.aio.server(options=_options(self._config))
         self._listeners.bind(server)
         control = Control(
             self._config,
@@ -121,12 +121,12 @@ class Server:
         self._listeners.close()
 
 
-def _options(limits: LimitsConfig) -> list[tuple[str, int]]:
+def _options(config: Config) -> list[tuple[str, int]]:
     """GRPC's own limits."""
     return [
-        ("grpc.max_receive_message_length", limits.message_size),
+        ("grpc.max_receive_message_length", config.message_size),
         ("grpc.max_send_message_length", -1),
-        ("grpc.max_concurrent_streams", limits.concurrent_streams),
+        ("grpc.max_concurrent_streams", config.limits.concurrent_streams),
         ("grpc.max_metadata_size", _HEADER_BYTES),
         # With it, several daemons could share a port, each with a part of the clients.
         ("grpc.so_reuseport", 0),

@@ -66,26 +66,62 @@ def check_token_ids(ids: Sequence[int], vocabulary: int, field: str) -> None:
         )
 
 
+def prompt_bytes(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> int:
+    """UTF-8 bytes of a prompt's text; 0 for token ids."""
+    if request.WhichOneof("prompt") == "text":
+        return len(request.text.encode())
+    messages = request.chat.messages
+    return sum(len(each.content.encode()) + len(each.role) + len(each.name.encode()) for each in messages)
+
+
 def check_prompt_size(
-    request: inference_pb2.GenerateRequest, context_length: int, longest_token: int
+    request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest,
+    *,
+    prompt_size: int,
+    context_length: int,
+    longest_token: int,
 ) -> None:
-    """Refuse text that is far beyond the context before seconds are spent on tokenizing it.
+    """Refuse text that is far beyond the context before seconds and memory are spent on tokenizing it.
 
     Raises:
-        InvalidArgumentError: Its bytes are more than twice what the context could hold if every token were the
-            vocabulary's longest. (Normalization may shorten a text, hence twice.)
+        InvalidArgumentError: It has more bytes than the configuration allows, or more than twice what the context could
+            hold if every token were the vocabulary's longest (normalization may shorten a text, hence twice), or its
+            chat has more messages than the context has tokens.
     """
-    kind = request.WhichOneof("prompt")
-    if kind == "text":
-        size = len(request.text.encode())
-    else:
-        size = sum(len(message.content.encode()) for message in request.chat.messages)
+    if len(request.chat.messages) > context_length:
+        raise InvalidArgumentError(
+            f"chat.messages has {len(request.chat.messages)} messages, and the context holds {context_length} tokens; "
+            "leave out the oldest messages",
+            field="chat.messages",
+        )
+    kind = request.WhichOneof("prompt") or ""
+    size = prompt_bytes(request)
+    if size > prompt_size:
+        raise InvalidArgumentError(
+            f"{kind} has {size} bytes, and a prompt may have {prompt_size} (limits.prompt_size); shorten it, send token "
+            "ids, or raise the limit in the configuration",
+            field=kind,
+        )
     most = context_length * longest_token
     if size > 2 * most:
         raise InvalidArgumentError(
             f"{kind} has {size} bytes, and the context of {context_length} tokens could not hold more than {most}, however "
             "they are cut; shorten the prompt or raise context_length in the configuration",
-            field=kind or "",
+            field=kind,
+        )
+
+
+def check_token_count(ids: Sequence[int], context_length: int, field: str) -> None:
+    """Refuse more ids than a sequence may hold.
+
+    Raises:
+        InvalidArgumentError: There are more than ``context_length``.
+    """
+    if len(ids) > context_length:
+        raise InvalidArgumentError(
+            f"{field} has {len(ids)} ids, and a sequence holds at most {context_length} (context_length); send them in "
+            "pieces",
+            field=field,
         )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import TYPE_CHECKING
 
 from edged.checkpoint.tokenizer import Tokenizer
 from edged.decoding.token_table import TokenTable
 from edged.executor.available import choose_executor
+from edged.memory.heap import trim_heap
 from edged.models.architecture import Architecture
 
 if TYPE_CHECKING:
@@ -39,9 +39,5 @@ def load_texts(config: ModelConfig) -> TokenTable:
     tokenizer.check_embedding(rows)
     table = TokenTable(tokenizer, rows)
     del tokenizer
-    # The tokenizer's many small pieces are free now, but only this gives them back to the system (glibc; others have
-    # no such function and need none).
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    trim_heap()  # the tokenizer's many small pieces are free now
     return table

@@ -135,7 +135,7 @@ USAGE = [
     (["--config", "edged.yaml", "--dtype", "bfloat16"], "--dtype goes with a model folder"),
     (["--config", "edged.yaml", "--budget", "1GiB"], "--budget goes with a model folder"),
     (["model", "--budget", "700"], "'--budget': found '700'; write a size with a unit"),
-    (["model", "--budget", "100MiB"], "100MiB, which memory.host (192MiB) uses up"),
+    (["model", "--budget", "100MiB"], "100MiB, which memory.host (144MiB) uses up"),
     (["model", "--context-length", "12"], "'--context-length': found 12"),
     (["model", "--max-sequences", "0"], "'--max-sequences': found 0"),
     (["model", "--dtype", "bf16"], "did you mean bfloat16?"),

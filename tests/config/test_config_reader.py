@@ -49,7 +49,7 @@ def test_every_key_arrives():
             threads: 4
             attention: {mode: sparse, dense_below: 0, top_k: 32, window: 1024, init_blocks: 2, lse: exact}
         queue: {capacity: 0, stream_buffer: 8}
-        limits: {message_size: 1MiB, stop_strings: 4, stop_bytes: 100B, stop_token_ids: 0, concurrent_streams: 7}
+        limits: {message_size: 1MiB, prompt_size: 64KiB, stop_strings: 4, stop_bytes: 100B, stop_token_ids: 0, concurrent_streams: 7}
         log: {level: debug, format: json}
         drain_timeout: 1.5min
         default_model: openbmb/MiniCPM4-8B
@@ -73,6 +73,7 @@ def test_every_key_arrives():
     )
     assert config.queue == QueueConfig(capacity=0, stream_buffer=8)
     assert config.limits.message_size == 2**20
+    assert config.limits.prompt_size == 2**16
     assert config.limits.stop_bytes == 100
     assert config.log == LogConfig(level="debug", format="json")
     assert config.drain_timeout == 90.0

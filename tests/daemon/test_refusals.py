@@ -93,8 +93,8 @@ def test_text_longer_than_the_context(client):
 
 def test_megabytes_of_text_are_refused_at_once(client):
     begun = time.monotonic()
-    error = refused(client, "word " * 1_000_000)
-    assert "5000000 bytes" in error.message
+    error = refused(client, "word " * 180_000)
+    assert "900000 bytes" in error.message
     assert time.monotonic() - begun < 5  # tokenizing it would take longer
 
 
@@ -161,7 +161,7 @@ def test_priority(client):
 
 def test_64_mib(daemon, client):
     error = refused(client, "x" * (64 << 20), errors.ResourceExhaustedError)
-    assert str(8 << 20) in error.message
+    assert str(1 << 20) in error.message
     assert "limits.message_size" in error.message
     raw = send_raw(daemon, b"\0" * (64 << 20))
     assert raw.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

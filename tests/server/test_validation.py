@@ -7,7 +7,7 @@ import pytest
 from edged.config import LimitsConfig
 from edged.errors import InvalidArgumentError
 from edged.server import validation
-from edged.v1.inference_pb2 import GenerateRequest
+from edged.v1.inference_pb2 import GenerateRequest, TokenizeRequest
 from edged.v1.types_pb2 import Chat, ChatMessage, Stops, TokenIds
 
 LIMITS = LimitsConfig()
@@ -102,15 +102,34 @@ def test_prompt_length():
 
 
 def test_text_far_beyond_the_context_is_refused_before_it_is_tokenized():
-    check = validation.check_prompt_size
-    check(GenerateRequest(text="x" * 20_000), 100, 100)
-    check(GenerateRequest(token_ids=TokenIds(ids=range(50_000))), 100, 100)
-    error = refused(check, GenerateRequest(text="é" * 10_001), 100, 100)
-    assert error.field == "text"
-    for number in ("20002 bytes", "100 tokens", "10000"):
-        assert number in error.message
-    half = ChatMessage(role="user", content="x" * 10_001)
-    assert refused(check, GenerateRequest(chat=Chat(messages=[half, half])), 100, 100).field == "chat"
+    def check(request, prompt_size=2**20):
+        validation.check_prompt_size(request, prompt_size=prompt_size, context_length=100, longest_token=100)
+
+    for kind in (GenerateRequest, TokenizeRequest):
+        check(kind(text="x" * 20_000))
+        error = refused(check, kind(text="é" * 10_001))
+        assert error.field == "text"
+        for number in ("20002 bytes", "100 tokens", "10000"):
+            assert number in error.message
+        half = ChatMessage(role="user", content="x" * 10_001)
+        assert refused(check, kind(chat=Chat(messages=[half, half]))).field == "chat"
+        named = ChatMessage(role="user", name="x" * 20_001)
+        assert refused(check, kind(chat=Chat(messages=[named]))).field == "chat"
+        many = refused(check, kind(chat=Chat(messages=[ChatMessage(role="user")] * 101)))
+        assert many.field == "chat.messages"
+        assert "101 messages" in many.message
+        error = refused(check, kind(text="x" * 2000), 1024)
+        assert "2000 bytes" in error.message
+        assert "1024 (limits.prompt_size)" in error.message
+    check(GenerateRequest(token_ids=TokenIds(ids=range(50_000))))
+
+
+def test_more_ids_than_a_sequence_holds():
+    validation.check_token_count(range(100), 100, "token_ids")
+    error = refused(validation.check_token_count, range(101), 100, "token_ids")
+    assert error.field == "token_ids"
+    assert "101 ids" in error.message
+    assert "100 (context_length)" in error.message
 
 
 def test_empty_text():
