@@ -31,7 +31,9 @@ from edged.errors import (
 )
 from edged.executor.available import choose_executor
 from edged.memory.ledger import plan_memory
+from edged.models.folder import check_folder
 from edged.server.listeners import Listeners
+from edged.server.served_models import ServedModels
 from edged.server.server import Server
 from edged.systemd import Notifier
 from edged.units import format_size
@@ -112,8 +114,9 @@ class Daemon:
             EdgedError: Serving is not possible; everything that was started has been stopped.
         """
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # SIGHUP: the terminal was closed
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup(1)
+                loop.add_signal_handler(number, self._on_signal, number)
         self._server.claim()
         try:
             await self._server.start()
@@ -235,6 +238,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ledger = plan_memory(config)
         if options.check:
             Listeners(config.listen).unix.check()
+            for model in config.models:
+                check_folder(model.path)
+            ServedModels(config).load()
             sys.stdout.write(_check_report(options.config, config, ledger))
             return ExitCode.OK
         give_way()

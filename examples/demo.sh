@@ -12,12 +12,21 @@ if [ ! -f "$model/model.safetensors" ]; then
     "$bin/edgectl" import --demo "$model"
 fi
 
+set +e
+"$bin/edgectl" status >/dev/null 2>&1
+listening=$?
+set -e
+if [ "$listening" -ne 2 ]; then # 2: nobody answers
+    echo "A daemon listens at the default address already; stop it first." >&2
+    exit 1
+fi
+
 echo "==> Starting the daemon (log: $log)"
 "$bin/edged" --config examples/demo.yaml >"$log" 2>&1 &
 daemon=$!
 trap 'kill "$daemon" 2>/dev/null || true; wait "$daemon" 2>/dev/null || true' EXIT
 
-if ! "$bin/edgectl" status --wait 120 >/dev/null; then
+if ! "$bin/edgectl" status --wait 120 >/dev/null || ! kill -0 "$daemon" 2>/dev/null; then
     echo "The daemon did not come up. The end of $log:" >&2
     tail -n 20 "$log" >&2
     exit 1

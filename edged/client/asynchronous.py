@@ -146,7 +146,9 @@ class AsyncClient:
         while True:
             left = end - loop.time()
             if left <= 0:
-                raise DeadlineError(f"edged at {self.address} does not serve after {timeout:g} s: {last or 'no answer yet'}")
+                raise DeadlineError(
+                    f"edged at {self.address} does not serve after {timeout:g} s: {last or 'no answer yet'}"
+                )
             try:
                 status = await self.status(timeout=left)
             except DeadlineError as error:

@@ -177,7 +177,9 @@ class Client:
         while True:
             left = end - time.monotonic()
             if left <= 0:
-                raise DeadlineError(f"edged at {self.address} does not serve after {timeout:g} s: {last or 'no answer yet'}")
+                raise DeadlineError(
+                    f"edged at {self.address} does not serve after {timeout:g} s: {last or 'no answer yet'}"
+                )
             try:
                 status = self.status(timeout=left)
             except DeadlineError as error:

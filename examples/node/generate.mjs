@@ -1,4 +1,5 @@
 // Streams one answer with the bare stubs: node generate.mjs 'The capital of France is'
+import { existsSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import grpc from "@grpc/grpc-js";
@@ -8,7 +9,13 @@ const protos = join(dirname(fileURLToPath(import.meta.url)), "../../protos");
 const definition = loader.loadSync("edged/v1/inference.proto", { includeDirs: [protos], enums: String, longs: String });
 const { Inference } = grpc.loadPackageDefinition(definition).edged.v1;
 
-const address = process.env.EDGED_ADDRESS ?? "unix:///run/edged/edged.sock";
+// Where the daemon listens by default, in the order in which it chooses.
+const sockets = [
+  "/run/edged/edged.sock",
+  join(process.env.XDG_RUNTIME_DIR ?? "/nonexistent", "edged.sock"),
+  `/tmp/edged-${process.getuid()}/edged.sock`,
+];
+const address = process.env.EDGED_ADDRESS ?? `unix://${sockets.find(existsSync) ?? sockets[0]}`;
 const client = new Inference(address, grpc.credentials.createInsecure());
 const deadline = new Date(Date.now() + 60_000); // the daemon stops the work when it passes
 const call = client.Generate(

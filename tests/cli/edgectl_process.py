@@ -56,6 +56,20 @@ class Terminal:
     def type(self, text):
         os.write(self.master, text.encode())
 
+    def interrupt(self, text):
+        """Press Ctrl-C at a prompt until ``text`` appears.
+
+        Once is not enough: between printing the prompt and waiting for a key, CPython's readline takes note of a signal
+        only when the next key comes.
+        """
+        for _ in range(30):
+            self.type("\x03")
+            try:
+                return self.expect(text, timeout=2.0)
+            except AssertionError:
+                continue
+        raise AssertionError(f"no {text!r} after Ctrl-C")
+
     def expect(self, text, timeout=120.0):
         """Read until ``text`` appears behind the last match; return what lies between, ``text`` included."""
         end = time.monotonic() + timeout

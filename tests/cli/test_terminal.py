@@ -60,8 +60,7 @@ def test_a_conversation(daemon):
 def test_ctrl_c_stops_an_answer_and_not_the_program(daemon, client):
     with Terminal("chat", "--address", daemon.address, "--temperature", "0") as terminal:
         terminal.expect("> ")
-        terminal.type("\x03")
-        terminal.expect("/exit or Ctrl-D leaves")
+        terminal.interrupt("/exit or Ctrl-D leaves")
         terminal.expect("> ")
         terminal.type("Count from one to nine hundred in words, all of them.\n")
         terminal.expect("words, all of them.")

@@ -245,6 +245,18 @@ def write(folder, folder_of_model, **changes):
     return str(path)
 
 
+def damaged(folder, model, name, size):
+    """A model folder whose file ``name`` ends after ``size`` bytes; None: is missing."""
+    copy = folder / f"damaged-{name}-{size}"
+    copy.mkdir()
+    for file in model.iterdir():
+        if file.name != name:
+            (copy / file.name).symlink_to(file)
+        elif size is not None:
+            (copy / name).write_bytes(file.read_bytes()[:size])
+    return copy
+
+
 @pytest.fixture
 def check(capsys):
     """Run `edged --config PATH --check` in this process; return its exit status and what it said."""
@@ -270,11 +282,16 @@ def test_check_refuses_with_the_place_and_the_remedy(check, tmp_path, demo_model
         (write(tmp_path, demo_model, nonsense=1), 78, "nonsense"),
         (write(tmp_path, demo_model, memory={"budget": "300MiB"}), 78, "300.00 MiB"),
         (write(tmp_path, tmp_path / "no-model"), 66, "no-model"),
+        (write(tmp_path, damaged(tmp_path, demo_model, "model.safetensors", 1000)), 66, "model.safetensors"),
+        (write(tmp_path, damaged(tmp_path, demo_model, "tokenizer.json", 1000)), 66, "tokenizer.json"),
+        (write(tmp_path, damaged(tmp_path, demo_model, "tokenizer.json", None)), 66, "tokenizer.json"),
         (write(tmp_path, demo_model, listen={"unix": str(tmp_path / "no" / "s")}), 69, "mkdir -p"),
         (write(tmp_path, demo_model, listen={"unix": "/tmp/" + "x" * 120}), 78, "107"),
         (write(tmp_path, demo_model, listen={"tcp": "0.0.0.0:50051"}), 78, "loopback"),
         (write(tmp_path, demo_model, model={"executor": "tensorrt", "device": "cuda"}), 78, "use torch"),
         (write(tmp_path, demo_model, model={"device": "cuda"}), 78, "set device to cpu"),
+        (write(tmp_path, demo_model, model={"attention": {"mode": "sparse"}}), 78, "attends sparsely"),
+        (write(tmp_path, demo_model, model={"attention": {"top_k": 8}}), 78, "attends sparsely"),
     ]
     for path, status, said in cases:
         found, message = check(path)
