@@ -72,7 +72,7 @@ def load(name: str | None = None) -> TensorRT:
         try:
             with _loading:
                 return _load(flavour)
-        except (ImportError, OSError, ShortNameError) as error:  # noqa: PERF203 - two rounds at most
+        except (ImportError, OSError, ShortNameError) as error:
             reasons.append(f"{flavour}: {error}")
     raise TensorRTError(f"no TensorRT can be imported ({'; '.join(reasons)}); {INSTALL}")
 

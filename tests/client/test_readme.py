@@ -12,7 +12,9 @@ README = Path(__file__).resolve().parents[2] / "README.md"
 
 
 def test_the_python_example_streams(daemon):
-    example = re.search(r"```python\n(from edged.client import Client\n.*?)```", README.read_text(), re.DOTALL)
+    example = re.search(
+        r"```python\n(from edged.client import Client\n.*?)```", README.read_text(), re.DOTALL
+    )
     assert example is not None
     result = subprocess.run(
         [sys.executable, "-c", example[1]],
