@@ -15,15 +15,12 @@ from plugins_trt.contract import DeviceArray
 from plugins_trt.tensorrt.logger import record
 from plugins_trt.tensorrt.names import NAMESPACE
 from plugins_trt.tensorrt.operator import PluginError
+from plugins_trt.tensorrt.pin import pin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from plugins_trt.tensorrt.operator import PluginOperator
-
-_alive: list[Any] = []
-"""Every plugin that was made. TensorRT holds plugins without counting Python's references to them, and says nobody when
-it lets go of one, so none is freed: they are a few hundred small objects a build."""
 
 
 def _reported(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,7 +73,7 @@ def make_plugin_class(trt: Any) -> Any:  # noqa: ANN401, C901 - the bindings hav
             self.plugin_namespace = NAMESPACE
             self.num_outputs = len(operator.outputs)
             self.attached = False
-            _alive.append(self)
+            pin(self)  # a few hundred small objects a build: TensorRT tells nobody when it lets go of one
 
         # -- core
 

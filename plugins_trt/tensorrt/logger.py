@@ -7,6 +7,8 @@ import logging
 import re
 from typing import Any
 
+from plugins_trt.tensorrt.pin import pin
+
 KEPT = 32
 """Messages kept."""
 
@@ -88,4 +90,6 @@ def make_logger(module: Any) -> Any:  # noqa: ANN401 - the bindings have no type
                 record.add_line(message)
             _log.log(level, "%s", message)
 
-    return Logger()
+    logger = Logger()
+    pin(logger)
+    return logger

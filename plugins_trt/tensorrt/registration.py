@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plugins_trt.tensorrt.adapter import TensorRT, TensorRTError
 from plugins_trt.tensorrt.attention_plugin import AttentionOperator
 from plugins_trt.tensorrt.base import make_creator, make_plugin_class
 from plugins_trt.tensorrt.names import NAMESPACE
+from plugins_trt.tensorrt.pin import pin
 
 if TYPE_CHECKING:
     from plugins_trt.tensorrt.operator import PluginOperator
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 OPERATORS: tuple[type[PluginOperator], ...] = (AttentionOperator,)
 """Every operator of ours."""
 
-_registered: dict[str, list[Any]] = {}
-"""The creators, by the bindings' name: TensorRT holds them without counting Python's references."""
+_registered: set[str] = set()
+"""Names of the bindings that know the operators."""
 
 
 def register(tensorrt: TensorRT) -> None:
@@ -32,9 +33,10 @@ def register(tensorrt: TensorRT) -> None:
     creators = [make_creator(trt, plugin_class, operator) for operator in OPERATORS]
     registry = trt.get_plugin_registry()
     for creator in creators:
+        pin(creator)
         if not registry.register_creator(creator, NAMESPACE):
             raise TensorRTError(
                 f"{tensorrt.name} {tensorrt.version} refuses the plugin {NAMESPACE}::{creator.name} version "
                 f"{creator.plugin_version}; is one of that name registered already?"
             )
-    _registered[tensorrt.name] = creators
+    _registered.add(tensorrt.name)
