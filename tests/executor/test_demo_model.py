@@ -122,6 +122,19 @@ def test_a_prompt_of_3000_tokens(executor, demo_reference, long_prompt):
     assert_choices(whole, [sequence.tokens[3000], *answer[0]])
 
 
+@pytest.mark.soak
+def test_64_tokens_after_3000_do_not_depend_on_the_chunks(executor, demo_reference, long_prompt):
+    answers = []
+    for chunk in (1, 7, 64, 512):
+        runner = Runner(executor)
+        sequence = runner.sequence(long_prompt, room=64)
+        logits = runner.prefill(sequence, chunk, rows="last")
+        sequence.tokens.append(int(logits[-1].argmax()))
+        answers.append([sequence.tokens[3000], *runner.generate([sequence], 63)[0]])
+    assert all(answer == answers[0] for answer in answers)
+    assert_greedy(demo_reference, long_prompt, answers[0])
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_stays_close_to_fp32(demo_model, demo_reference, demo_tokenizer, dtype):
     ids = demo_tokenizer.encode(PROMPTS[1]).ids
