@@ -325,6 +325,10 @@ class Supervisor:
 
     def _lose_requests(self, why: str) -> None:
         """End every open request because no engine is left to do it."""
+        if self._stopping.is_set():
+            stopped = "the daemon stops and has cut the request off; send it again once the daemon runs"
+            self._requests.fail_all(lambda: UnavailableError(stopped))
+            return
         wait = max(0.5, self._expected_at - time.monotonic())
         message = f"{why}: the request is lost, try again in {wait:.1f} s"
         self._requests.fail_all(lambda: UnavailableError(message, retry_seconds=wait))
