@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypedDict, Union
 
+from google.protobuf.descriptor import FieldDescriptor
+
 from edged.errors import InvalidArgumentError
 from edged.v1 import inference_pb2
 
@@ -123,6 +125,14 @@ def _put_prompt(
         raise InvalidArgumentError("Tokenize takes text or a chat, not token ids", field="prompt")
 
 
+_WHOLE_NUMBERS = {
+    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
+}
+"""What a field of each whole type can hold; the daemon checks the rest."""
+
+
 def _set(message: Message, name: str, value: object) -> None:
     """Set a field; None leaves it out."""
     if value is None:
@@ -130,7 +140,9 @@ def _set(message: Message, name: str, value: object) -> None:
     try:
         setattr(message, name, value)
     except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"{name} is {value!r}: {error}", field=name) from error
+        limits = _WHOLE_NUMBERS.get(message.DESCRIPTOR.fields_by_name[name].cpp_type)
+        why = "give a whole number from {} to {}".format(*limits) if limits else str(error)
+        raise InvalidArgumentError(f"{name} is {value!r}: {why}", field=name) from error
 
 
 def _extend(message: Message, name: str, values: Iterable[object]) -> None:

@@ -70,3 +70,18 @@ def test_tokenize_and_detokenize():
     with pytest.raises(InvalidArgumentError, match="not token ids"):
         tokenize_request([1], model="", no_special_tokens=False)
     assert list(detokenize_request([1, 2], model="", keep_special_tokens=False).token_ids) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("max_tokens", -1, "max_tokens is -1: give a whole number from 0 to 4294967295"),
+        ("seed", -1, "seed is -1: give a whole number from 0 to 18446744073709551615"),
+        ("priority", 2**31, "from -2147483648 to 2147483647"),
+        ("top_k", 1.5, "top_k is 1.5: give a whole number"),
+    ],
+)
+def test_a_whole_number_out_of_range_is_told_its_range(name, value, said):
+    with pytest.raises(InvalidArgumentError) as caught:
+        generate_request("x", {name: value})
+    assert said in caught.value.message
