@@ -40,6 +40,9 @@ def read_failure(failure: grpc.RpcError, address: Address, timeout: float | None
         message = (
             f"no complete answer within the timeout of {timeout:g} s; allow more time or ask for fewer tokens"
         )
+    if code is Code.CANCELLED and message == status.name:
+        # gRPC's word for a call that a server ended by stopping; our own reasons and a client's cancel have texts.
+        code, message = Code.UNAVAILABLE, "the daemon stopped before it had answered"
     if code is Code.UNAVAILABLE and retry is None:
         # The daemon's own refusals carry a retry hint; this may be gRPC's word for a daemon that is not there.
         unreachable = address.unreachable()
