@@ -1,0 +1,105 @@
+// Attention of a decode or verify step over paged keys, in up to three launches:
+//   narrow:  one CTA takes a part of the context of one token and KV head; the heads of the group are the rows of
+//            one 16-row tile. Sparse queries (over their selected pages), and dense ones of sequences that bring one
+//            token. Bound by memory: each warp streams its own 16 keys at a time and shares nothing until the end.
+//   wide:    one CTA takes a part of the context for 128 rows (tokens x heads of a group) of one sequence. Dense
+//            queries of sequences that bring several tokens: a tree, or the end of a prompt. Bound by arithmetic.
+//   combine: merges the parts of each token and head, always in the same order.
+//
+// The grid depends on the bucket; how many parts are used, on the lengths, by the same formula in every kernel.
+#pragma once
+#include "common.cuh"
+
+struct Attend {
+    const u16* q;         // [T, heads, D], rotated
+    u16* out;             // [T, heads, D]
+    const i32* blocks;    // [T, kv_heads, total], or null: every query is dense
+    const i32* counts;    // [T, kv_heads], or null
+    float* partial;       // [T, kv_heads, parts, 16, D]: sums not yet divided
+    float2* statistics;   // [T, kv_heads, parts, 16]: maximum (base 2) and sum of weights
+    i32* active;          // [T, kv_heads]: parts in use; 1 where the output is written already
+    float scale;          // 1 / sqrt(D), times log2(e)
+    i32 heads;
+    i32 kv_heads;
+    i32 total;
+    i32 dense_below;
+    i32 parts;            // parts that `partial` has room for
+    i32 narrow_parts;     // the narrow grid's
+    i32 wide_parts;       // the wide grid's, 0: not launched
+    i32 least_units;      // 16-key units that a warp of `narrow` takes at least
+    i32 unused;
+};
+
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * 32;
+constexpr int kHeads = 16;
+constexpr int kUnit = 16;                    // keys a warp of `narrow` takes at a time
+constexpr int kUnitsPerPage = kPage / kUnit;
+constexpr int kRows = 128;                   // rows of a wide tile
+constexpr int kLeastPages = 2;               // pages that a CTA of `wide` takes at least
+constexpr float kLag = 8.0f;                 // base-2 logarithm of the largest weight in `wide`
+
+// ---------------------------------------------------------------- who does what
+
+__device__ __forceinline__ bool is_dense(const Attend& args, int position) {
+    return args.blocks == nullptr || position + 1 < args.dense_below;
+}
+
+// Rows of a sequence that brings several tokens go to `wide` when they are dense; where `narrow` is not launched
+// (one sequence, every query dense), all do.
+__device__ __forceinline__ bool is_wide(const Attend& args, int tokens) {
+    return args.wide_parts > 0 && (tokens > 1 || (tokens == 1 && args.narrow_parts == 0));
+}
+
+// The keys of one token and KV head, as entries of up to 64 keys: the pages before its limit, or the selected ones
+// (a list may end early, with -1: such an entry holds nothing); then, in a tree, the pages that hold the nodes.
+struct Context {
+    int limit;       // of the first kind of entries, keys of slots below the limit are seen
+    int pages;       // entries of the first kind
+    int node_pages;  // entries of the second kind
+    int length;      // slot of node 0
+    int nodes_end;   // slot behind the last node that is seen
+    u64 path;        // nodes that are seen
+
+    __device__ __forceinline__ int entries() const { return pages + node_pages; }
+};
+
+__device__ __forceinline__ Context context_of(
+    const Batch& batch, const Attend& args, int length, int token, int position, int kv_head, bool dense) {
+    Context context;
+    bool tree = batch.tree_masks != nullptr;
+    context.length = length;
+    context.limit = tree ? length : position + 1;
+    context.pages = dense ? ceil_div(context.limit, kPage) : args.total;
+    context.node_pages = 0;
+    context.path = 0;
+    context.nodes_end = length;
+    if (tree) {
+        u64 path = batch.tree_masks[token];
+        if (!dense) {
+            // Nodes lie in the query's own block, which is always selected, or in the one before.
+            i64 row = (i64)token * args.kv_heads + kv_head;
+            int own = position / kPage;
+            int count = args.counts[row];
+            bool before = count > 1 && args.blocks[row * args.total + count - 2] == own - 1;
+            if (!before) {
+                int others = own * kPage - length;  // nodes on the path that lie before the own block
+                for (; others > 0 && path != 0; --others) path &= path - 1;
+            }
+        }
+        context.path = path;
+        if (path != 0) {
+            context.nodes_end = length + 64 - __clzll((i64)path);
+            context.node_pages = (context.nodes_end - 1) / kPage - length / kPage + 1;
+        }
+    }
+    return context;
+}
+
+__device__ __forceinline__ int narrow_active(const Attend& args, int entries) {
+    return max_int(1, min_int(args.narrow_parts, ceil_div(entries * kUnitsPerPage, kWarps * args.least_units)));
+}
+
+__device__ __forceinline__ int wide_active(const Attend& args, int slots) {
+    return max_int(1, min_int(args.wide_parts, ceil_div(ceil_div(slots, kPage), kLeastPages)));
+}

@@ -1,0 +1,128 @@
+// Compressed keys and queries as tensor-core fragments, and who takes which tokens.
+//
+// A warp holds 16 compressed keys in registers, read as 16-byte pieces straight into tensor-core fragments: the
+// dot product runs over its elements in any order, as long as queries and keys use the same, so lane t of a quad
+// takes elements 32k + 8t .. 32k + 8t + 7 for two steps of 16. It then passes over up to kTokens tokens.
+//
+// Fine keys are counted by slots: slot u of a sequence is key u - 1, lies in page u / 4, and is complete once token
+// 16u + 15 is stored. Block b takes the largest of slots 4b .. 4b + 4 (keys 4b - 1 .. 4b + 3): the four of its page
+// and the first of the next one.
+#pragma once
+#include "decode_selection/select.cuh"
+
+constexpr int kWarps = 16;
+constexpr int kThreads = kWarps * 32;
+constexpr int kUnit = 16;            // compressed keys a warp holds
+constexpr int kHeads = 16;           // rows of a tile
+constexpr int kCoarsePages = kUnit;  // pages of a unit of coarse keys
+constexpr int kFinePages = kUnit / kFineSlots;
+constexpr int kPagesOfCta = kWarps * kFinePages;
+constexpr int kTokens = 8;  // tokens of a sequence that a CTA takes
+static_assert(kPagesOfCta == kPage, "as `choose` reads the scores");
+
+// ---------------------------------------------------------------- fragments
+
+// Elements 32k + 8t .. + 7 of rows `low` and `high` for every k: the keys of accumulator rows g and g + 8.
+template <int kDim>
+struct Rows {
+    uint4 low[kDim / 32];
+    uint4 high[kDim / 32];
+
+    __device__ __forceinline__ void load(const u16* low_row, const u16* high_row, int lane) {
+        int t = lane & 3;
+#pragma unroll
+        for (int k = 0; k < kDim / 32; ++k) {
+            low[k] = low_row ? *reinterpret_cast<const uint4*>(low_row + 32 * k + 8 * t) : uint4{0, 0, 0, 0};
+            high[k] = high_row ? *reinterpret_cast<const uint4*>(high_row + 32 * k + 8 * t) : uint4{0, 0, 0, 0};
+        }
+    }
+};
+
+// acc[n] (16 keys x 8 heads) = keys . heads n * 8 .. n * 8 + 7
+template <typename T, int kDim>
+__device__ __forceinline__ void keys_times_heads(float (&acc)[2][4], const Rows<kDim>& keys, const Rows<kDim>& q) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) acc[0][i] = acc[1][i] = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kDim / 32; ++k) {
+        T::mma(acc[0], keys.low[k].x, keys.high[k].x, keys.low[k].y, keys.high[k].y, q.low[k].x, q.low[k].y);
+        T::mma(acc[1], keys.low[k].x, keys.high[k].x, keys.low[k].y, keys.high[k].y, q.high[k].x, q.high[k].y);
+        T::mma(acc[0], keys.low[k].z, keys.high[k].z, keys.low[k].w, keys.high[k].w, q.low[k].z, q.low[k].w);
+        T::mma(acc[1], keys.low[k].z, keys.high[k].z, keys.low[k].w, keys.high[k].w, q.high[k].z, q.high[k].w);
+    }
+}
+
+// The heads of one KV head of one token; rows past the group are zeros.
+template <int kDim>
+__device__ __forceinline__ void load_heads(Rows<kDim>& q, const Select& args, int token, int kv_head, int lane) {
+    int group = args.heads / args.kv_heads;
+    int g = lane >> 2;
+    const u16* base = args.q + ((i64)token * args.heads + kv_head * group) * kDim;
+    q.load(g < group ? base + g * kDim : nullptr, g + 8 < group ? base + (g + 8) * kDim : nullptr, lane);
+}
+
+__device__ __forceinline__ float log_sum(float maximum, float sum) {
+    return sum > 0.0f ? maximum + log2_fast(sum) : -kInfinity;
+}
+
+// Merges two (maximum, sum) pairs of base-2 exponentials.
+__device__ __forceinline__ void merge(float& maximum, float& sum, float other_maximum, float other_sum) {
+    float larger = fmaxf(maximum, other_maximum);
+    if (larger == -kInfinity) return;
+    sum = sum * exp2_fast(maximum - larger) + other_sum * exp2_fast(other_maximum - larger);
+    maximum = larger;
+}
+
+// ---------------------------------------------------------------- tokens and nodes
+
+// One KV head of one token against the compressed keys that the nodes of its own path complete: 8 threads a head.
+// Only the first 128 threads work; all must call it. visit(key's position, head of the group, scaled score) runs
+// in the first of the 8 threads.
+template <typename T, int kDim, typename Visit>
+__device__ __forceinline__ void visit_node_keys(
+    const Batch& batch, const Select& args, const u16* node_keys, int span, int window, int sequence, int token,
+    int kv_head, Visit visit) {
+    int group = args.heads / args.kv_heads;
+    int head = threadIdx.x / 8;
+    int part = threadIdx.x % 8;
+    if (threadIdx.x >= 128) return;
+    int start = batch.sequence_starts[sequence];
+    int depth = 0;
+    for (u64 path = batch.tree_masks[token]; path != 0; path &= path - 1, ++depth) {
+        int position = batch.lengths[sequence] + depth;
+        if (position % span != span - 1 || position < window - 1) continue;
+        int node = start + __ffsll((i64)path) - 1;
+        const u16* key = node_keys + ((i64)node * args.kv_heads + kv_head) * kDim + part * (kDim / 8);
+        const u16* q = args.q + ((i64)token * args.heads + kv_head * group + head) * kDim + part * (kDim / 8);
+        float dot = 0.0f;
+        if (head < group) {
+#pragma unroll
+            for (int i = 0; i < kDim / 8; ++i) dot = fmaf(T::unpack(q[i]), T::unpack(key[i]), dot);
+        }
+#pragma unroll
+        for (int lane = 1; lane < 8; lane <<= 1) dot += __shfl_xor_sync(kFull, dot, lane);
+        visit(position, head, part, dot * args.scale);
+    }
+}
+
+// Tokens [first, end) of one sequence, those that a CTA takes; blockIdx.z counts tiles of tokens within sequences.
+struct Tokens {
+    int sequence;
+    int start;  // of the sequence
+    int first;
+    int end;
+    int last;   // the end of the sequence
+
+    __device__ __forceinline__ static Tokens of_cta(const Batch& batch) {
+        int tiles = ceil_div(batch.tokens, kTokens);
+        Tokens tokens;
+        tokens.sequence = (int)blockIdx.z / tiles;
+        tokens.start = batch.sequence_starts[tokens.sequence];
+        tokens.last = batch.sequence_starts[tokens.sequence + 1];
+        tokens.first = tokens.start + (int)blockIdx.z % tiles * kTokens;
+        tokens.end = min_int(tokens.last, tokens.first + kTokens);
+        return tokens;
+    }
+    // Token `index` of the sequence; the CTAs of its first tile see to its nodes.
+    __device__ __forceinline__ bool is_node(int index) const { return first == start && start + index < last; }
+};

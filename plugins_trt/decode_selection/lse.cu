@@ -1,0 +1,115 @@
+// The softmax statistics of block selection: log-sum-exp of the scaled scores over the coarse keys (or the fine ones,
+// `exact`), a part a CTA. `scores` gathers the parts.
+#include "decode_selection/keys.cuh"
+
+// Grid: (parts, kv_heads, sequences x tiles of tokens), and in trees 64 more in x, one for each node.
+template <typename T, int kDim>
+__device__ __forceinline__ void lse(const Batch& batch, const Arena& arena, const Select& args) {
+    __shared__ float2 shared[kTokens][kWarps][kHeads];
+    Tokens tokens = Tokens::of_cta(batch);
+    int sequence = tokens.sequence;
+    int kv_head = blockIdx.y;
+    int part = blockIdx.x;
+    int lane = threadIdx.x & 31;
+    int warp = threadIdx.x >> 5;
+    bool tree = batch.tree_masks != nullptr;
+    int parts = args.lse_parts - (tree ? 1 : 0);
+
+    if (part >= parts) {  // a node's own compressed keys
+        wait_for_dependencies();
+        launch_dependents();
+        int token = tokens.start + part - parts;
+        if (!tokens.is_node(part - parts) || !is_sparse(args, batch.positions[token])) return;
+        float maximum = -kInfinity, sum = 0.0f;
+        visit_node_keys<T, kDim>(
+            batch, args, args.exact ? args.node_fine : args.node_coarse, args.exact ? 16 : 64, args.exact ? 32 : 128,
+            sequence, token, kv_head, [&](int, int, int, float score) { merge(maximum, sum, score, 1.0f); });
+        if (threadIdx.x < 128 && threadIdx.x % 8 == 0)
+            args.lse[(((i64)token * args.kv_heads + kv_head) * args.lse_parts + parts) * kHeads + threadIdx.x / 8] =
+                log_sum(maximum, sum);
+        return;
+    }
+
+    // The last token sees most; a part beyond its keys has nothing to do (and is never read).
+    int pages_a_unit = args.exact ? kFinePages : kCoarsePages;
+    int first_page = (part * kWarps + warp) * pages_a_unit;
+    int most = stored_tokens(batch, sequence, batch.lengths[sequence] + tokens.end - tokens.start - 1);
+    if (tokens.first >= tokens.end || part * kWarps * pages_a_unit * kPage >= most) {
+        wait_for_dependencies();
+        launch_dependents();
+        return;
+    }
+    const i32* table = batch.table(sequence);
+    int g = lane >> 2;
+    // The token that completes the key of accumulator row g (low) and g + 8 (high), and the key's address.
+    int complete[2];
+    const u16* rows[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        int row = g + 8 * half;
+        int page = first_page + (args.exact ? row / kFineSlots : row);
+        bool exists = args.exact ? page * kFineSlots + row % kFineSlots >= 1 : page >= 1;
+        complete[half] = args.exact ? 16 * (page * kFineSlots + row % kFineSlots) + 15 : kPage * page + kPage - 1;
+        if (!exists || complete[half] >= most) {
+            complete[half] = 0x7fffffff;
+            rows[half] = nullptr;
+        } else {
+            rows[half] = args.exact ? arena.fine.row<kDim>(table[page], kv_head, row % kFineSlots)
+                                    : arena.coarse.row<kDim>(table[page], kv_head, 0);
+        }
+    }
+    wait_for_dependencies();
+    launch_dependents();
+    Rows<kDim> keys;
+    keys.load(rows[0], rows[1], lane);
+
+    for (int token = tokens.first; token < tokens.end; ++token) {
+        int position = batch.positions[token];
+        if (!is_sparse(args, position)) continue;
+        int stored = stored_tokens(batch, sequence, position);
+        Rows<kDim> q;
+        load_heads<kDim>(q, args, token, kv_head, lane);
+        float acc[2][4];
+        keys_times_heads<T, kDim>(acc, keys, q);
+        bool low = complete[0] < stored, high = complete[1] < stored;
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {  // head 8n + 2t + i
+                float a = low ? acc[n][i] * args.scale : -kInfinity;
+                float b = high ? acc[n][2 + i] * args.scale : -kInfinity;
+                float maximum = fmaxf(a, b);
+#pragma unroll
+                for (int other = 4; other < 32; other <<= 1)
+                    maximum = fmaxf(maximum, __shfl_xor_sync(kFull, maximum, other));
+                float sum = maximum == -kInfinity ? 0.0f : exp2_fast(a - maximum) + exp2_fast(b - maximum);
+#pragma unroll
+                for (int other = 4; other < 32; other <<= 1) sum += __shfl_xor_sync(kFull, sum, other);
+                if (lane < 4) shared[token - tokens.first][warp][8 * n + 2 * lane + i] = float2{maximum, sum};
+            }
+        }
+    }
+    __syncthreads();
+    int token = tokens.first + (int)threadIdx.x / kHeads, head = threadIdx.x % kHeads;
+    if (token < tokens.end && is_sparse(args, batch.positions[token])) {
+        float maximum = -kInfinity, sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) {
+            float2 of_warp = shared[token - tokens.first][w][head];
+            merge(maximum, sum, of_warp.x, of_warp.y);
+        }
+        args.lse[(((i64)token * args.kv_heads + kv_head) * args.lse_parts + part) * kHeads + head] =
+            log_sum(maximum, sum);
+    }
+}
+
+#define LSE(type, suffix, dim)                                                           \
+    extern "C" __global__ void __launch_bounds__(kThreads, 1)                            \
+        lse_##suffix##_d##dim(const Batch batch, const Arena arena, const Select args) { \
+        lse<type, dim>(batch, arena, args);                                              \
+    }
+
+LSE(F16, f16, 64)
+LSE(F16, f16, 128)
+LSE(BF16, bf16, 64)
+LSE(BF16, bf16, 128)
