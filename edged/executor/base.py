@@ -10,9 +10,13 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from edged.executor.host_sampler import HostSampler
 
 PAGE_TOKENS = 64
 
@@ -36,6 +40,14 @@ class SamplingRow:
     seed: int = 0
     position: int = 0
     """Position of the token to be drawn, counted from the start of the sequence."""
+    host: HostSampler | None = None
+    """What only :func:`edged.executor.host_sampler.draw` can do: penalties, bias, forbidden tokens, a constraint, min_p,
+    typical_p, log probabilities."""
+
+    @property
+    def simple(self) -> bool:
+        """Whether the fields above say all; an executor draws such a row itself and hands the others to the host's."""
+        return self.host is None
 
 
 @dataclass(frozen=True)
@@ -103,7 +115,7 @@ class Executor(abc.ABC):
         """Run one step: keys and values of the new tokens are stored, one token is drawn for each needed row.
 
         Returns:
-            The drawn token ids, int32 [R].
+            The drawn token ids, int32 [R]; -1 where everything is forbidden, which only a row that is not simple can say.
         """
 
     @abc.abstractmethod

@@ -13,6 +13,7 @@ import torch
 
 from edged.errors import InternalError, UnsupportedError
 from edged.executor.base import Executor, ExecutorLimits
+from edged.executor.host_sampler import draw as draw_on_host
 from edged.executor.torch_buffers import allocate
 from edged.executor.torch_operators import TorchOperators
 from edged.executor.torch_weights import read_weights
@@ -50,7 +51,7 @@ class TorchExecutor(Executor):
                 field="dtype",
             )
         self._folder = config.path
-        self.plan = plan = ModelPlan.of(config, Architecture.read(config.path))
+        self.plan = plan = ModelPlan.of(config, Architecture.of(config))
         self._threads = config.threads or len(os.sched_getaffinity(0))
         self._limits = ExecutorLimits(
             max_step_tokens=plan.step_tokens,
@@ -73,8 +74,7 @@ class TorchExecutor(Executor):
         plan = self.plan
         device = torch.device(plan.device)
         specs = (*weight_buffers(plan), *step_buffers(plan))
-        progress("allocating", 0, len(specs))
-        self.buffers = allocate(specs, device)
+        self.buffers = allocate(specs, device, progress)
         progress("allocating", len(specs), len(specs))
         read_weights(self._folder, plan.architecture, self.buffers, progress)
         self._decoder = Decoder(plan.architecture, self.buffers)
@@ -91,14 +91,22 @@ class TorchExecutor(Executor):
 
         def draw(first: int, logits: torch.Tensor) -> None:
             rows = batch.sampling[first : first + logits.shape[0]]
-            drawn[first : first + len(rows)] = sample(
-                logits,
-                temperatures=[row.temperature for row in rows],
-                top_ks=[row.top_k for row in rows],
-                top_ps=[row.top_p for row in rows],
-                seeds=[row.seed for row in rows],
-                positions=[row.position for row in rows],
-            ).numpy()
+            simple = [index for index, row in enumerate(rows) if row.simple]
+            if simple:
+                chosen = [rows[index] for index in simple]
+                drawn[[first + index for index in simple]] = sample(
+                    logits if len(simple) == len(rows) else logits[simple],
+                    temperatures=[row.temperature for row in chosen],
+                    top_ks=[row.top_k for row in chosen],
+                    top_ps=[row.top_p for row in chosen],
+                    seeds=[row.seed for row in chosen],
+                    positions=[row.position for row in chosen],
+                ).numpy()
+            others = [index for index, row in enumerate(rows) if not row.simple]
+            for index in others:
+                drawn[first + index] = draw_on_host(logits[index : index + 1].float().numpy(), [rows[index]])[
+                    0
+                ]
 
         if len(batch.sampling) != len(batch.logit_rows):
             raise InternalError(
