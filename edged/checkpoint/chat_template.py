@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
@@ -21,13 +21,17 @@ if TYPE_CHECKING:
 
 TEMPLATE_FILE = "chat_template.jinja"
 _NAMED_TEMPLATES = "additional_chat_templates"
-_MAX_SOURCE_BYTES = 1 << 20
+_MAX_SOURCE_BYTES = 1 << 18  # the longest in use have some 30 KB
+_MAX_NODES = 20_000  # of the syntax tree, where the longest in use have some 3000; compiling takes 50 us and 4 KB for each
 _MAX_DEPTH = 64
 # Every template takes these as they are; any other role has to be spelled in the template itself.
+_COMPILING = RenderLimits(seconds=10.0, steps=1_000_000, characters=1 << 20)
 _COMMON_ROLES = frozenset({"system", "user", "assistant", "tool"})
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
-_RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
+_RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "template")
+# The switch that a template has for thinking, by the names in use.
+_THINKING_SWITCHES = ("enable_thinking", "thinking")
 
 
 class ChatTemplate:
@@ -56,11 +60,14 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens or {})
         self._templates: dict[str, jinja2.Template] = {}
         self._roles: dict[str, frozenset[str]] = {}
+        self._variables: dict[str, frozenset[str]] = {}
         self._sources = dict(sources)
         environment = TemplateEnvironment()
         for name, source in self._sources.items():
-            self._templates[name], constants = _compile(environment, source, f"{where} ({name})")
-            self._roles[name] = _COMMON_ROLES | constants
+            compiled = _compile(environment, source, f"{where} ({name})")
+            self._templates[name] = compiled.template
+            self._roles[name] = _COMMON_ROLES | compiled.constants
+            self._variables[name] = compiled.variables
 
     @classmethod
     def load(cls, folder: Path, *, limits: RenderLimits | None = None) -> ChatTemplate:
@@ -80,6 +87,63 @@ class ChatTemplate:
         """Whether the model has a chat template."""
         return bool(self._templates)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the model's templates."""
+        return tuple(self._templates)
+
+    def check_arguments(
+        self,
+        arguments: Mapping[str, Any],
+        *,
+        tools: bool = False,
+        enable_thinking: bool | None = None,
+        template: str = "",
+    ) -> dict[str, Any]:
+        """Refuse what the template would not look at, which transformers would drop without a word.
+
+        Args:
+            arguments: Further variables of the template.
+            tools: Whether the chat has tools.
+            enable_thinking: Whether the model shall think; None leaves it to the template.
+            template: Name of the template; empty for the one that is used without a name.
+
+        Returns:
+            The arguments, with the template's own switch for thinking set.
+
+        Raises:
+            InvalidArgumentError: The template reads no such variable, or has no place for tools or no switch.
+            FailedPreconditionError: The model has no template.
+        """
+        name = self._choose(tools, template)
+        known = self._variables[name]
+        if tools and "tools" not in known:
+            raise InvalidArgumentError(
+                "tools were given, and the model's chat template has no place for them; leave them out, or put a "
+                f"{TEMPLATE_FILE} that has one into the model folder",
+                field="tools",
+            )
+        result = dict(arguments)
+        if enable_thinking is not None:
+            switch = next((switch for switch in _THINKING_SWITCHES if switch in known), None)
+            if switch is None:
+                raise InvalidArgumentError(
+                    f"enable_thinking is {enable_thinking}, and the model's chat template has no switch for thinking; "
+                    "leave it out",
+                    field="enable_thinking",
+                )
+            result[switch] = enable_thinking
+        for key in result:
+            _refuse_reserved(key)
+            if key not in known:
+                free = sorted(known - set(_RESERVED) - set(self._special_tokens))
+                has = f"it reads {', '.join(free)}" if free else "it has none"
+                raise InvalidArgumentError(
+                    f"template_arguments has {key[:100]!r}, which the model's chat template does not read; {has}",
+                    field="template_arguments",
+                )
+        return result
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -87,6 +151,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        template: str = "",
         **kwargs: Any,  # noqa: ANN401 - what the template knows
     ) -> str:
         """Return the text of a chat, the same as transformers' ``apply_chat_template``.
@@ -96,43 +161,53 @@ class ChatTemplate:
             tools: JSON schemas of the functions that the model may call.
             add_generation_prompt: Open the assistant's turn at the end.
             continue_final_message: Leave the last message open for the model to go on with; no turn is opened then.
+            template: Name of the template; by default ``tool_use`` where there are tools and such a template, else
+                ``default``.
             **kwargs: Further variables of the template, such as ``enable_thinking``.
 
         Raises:
-            InvalidArgumentError: The template cannot render these messages; ``field`` names the first at fault.
+            InvalidArgumentError: The template cannot render these messages; ``field`` names the first at fault, or the
+                tools or arguments without which it can.
             FailedPreconditionError: The model has no template, or it uses more than it may.
         """
-        name = self._choose(tools)
+        name = self._choose(tools is not None, template)
         for key in kwargs:
-            if key in _RESERVED:
-                raise InvalidArgumentError(f"{key} is no template argument; it has its own place", field=key)
+            _refuse_reserved(key)
         chat = [self._message(message, f"messages[{index}]", name) for index, message in enumerate(messages)]
         if not chat:
             raise InvalidArgumentError("messages is empty; a chat has at least one message", field="messages")
         variables: dict[str, Any] = {
             **self._special_tokens,
-            **_plain(kwargs, "chat_template_kwargs"),
+            **_plain(kwargs, "template_arguments"),
             "tools": _plain(list(tools), "tools") if tools is not None else None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
-        if continue_final_message:
-            return self._render_open(name, chat, variables)
-        return self._render(name, chat, variables)
+        render = self._render_open if continue_final_message else self._render
+        return render(name, chat, variables, tuple(kwargs))
 
-    def _choose(self, tools: object) -> str:
+    def _choose(self, tools: bool, wanted: str) -> str:
         if not self._templates:
             raise FailedPreconditionError(
                 f"{self._where}: the model has none; send text or token ids instead of messages, or put a "
                 f"{TEMPLATE_FILE} into the model folder",
                 field="messages",
             )
-        return "tool_use" if tools is not None and "tool_use" in self._templates else "default"
+        if not wanted:
+            return "tool_use" if tools and "tool_use" in self._templates else "default"
+        if wanted not in self._templates:
+            raise InvalidArgumentError(
+                f"template is {wanted[:100]!r}; the model has {', '.join(self._templates)}", field="template"
+            )
+        return wanted
 
     def _message(self, message: Mapping[str, Any], where: str, template: str) -> dict[str, Any]:
         # Absent and null are the same to a client and not to a template.
         plain: dict[str, Any] = {
-            key: value for key, value in _plain(message, where).items() if value is not None
+            key: value
+            for key, value in _plain(message, where).items()
+            # A template may tell a call without content by content that is none.
+            if value is not None or key == "content"
         }
         role = plain.get("role")
         roles = self._roles[template]
@@ -147,7 +222,9 @@ class ChatTemplate:
             plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
         return plain
 
-    def _render(self, name: str, chat: list[dict[str, Any]], variables: dict[str, Any]) -> str:
+    def _render(
+        self, name: str, chat: list[dict[str, Any]], variables: dict[str, Any], arguments: tuple[str, ...]
+    ) -> str:
         try:
             return self._run(name, chat, variables)
         except (BudgetError, RecursionError, MemoryError) as error:
@@ -158,6 +235,7 @@ class ChatTemplate:
         except SecurityError as error:
             raise FailedPreconditionError(f"{self._where}: was stopped: {error}", field="messages") from None
         except Exception as error:  # noqa: BLE001 - templates fail in any way on messages they do not expect
+            self._blame_variables(name, chat, variables, arguments, error)
             index = self._first_at_fault(name, chat, variables, error)
             field = f"messages[{index}]"
             if isinstance(error, RefusedError):
@@ -180,6 +258,26 @@ class ChatTemplate:
                 parts.append(part)
             return "".join(parts)
 
+    def _blame_variables(
+        self,
+        name: str,
+        chat: list[dict[str, Any]],
+        variables: dict[str, Any],
+        arguments: tuple[str, ...],
+        error: Exception,
+    ) -> None:
+        """Raise for the tools, or for the arguments, if the chat renders without them."""
+        for field, keys in (("tools", ("tools",)), ("template_arguments", arguments)):
+            if all(variables[key] is None for key in keys):
+                continue
+            rest = {key: value for key, value in variables.items() if key not in keys}
+            try:
+                self._run(name, chat, {**rest, "tools": rest.get("tools")})
+            except Exception:  # noqa: BLE001, S112 - as the rendering itself; then they are not to blame
+                continue
+            verb = "refuses" if isinstance(error, RefusedError) else "cannot render"
+            raise InvalidArgumentError(f"{field}: the chat template {verb} it: {error}", field=field)
+
     def _first_at_fault(
         self, name: str, chat: list[dict[str, Any]], variables: dict[str, Any], error: Exception
     ) -> int:
@@ -197,7 +295,9 @@ class ChatTemplate:
                 good = middle
         return bad - 1
 
-    def _render_open(self, name: str, chat: list[dict[str, Any]], variables: dict[str, Any]) -> str:
+    def _render_open(
+        self, name: str, chat: list[dict[str, Any]], variables: dict[str, Any], arguments: tuple[str, ...]
+    ) -> str:
         """Render with a mark at the end of the last message's text, and cut there."""
         final = chat[-1]
         field = f"messages[{len(chat) - 1}].content"
@@ -211,7 +311,7 @@ class ChatTemplate:
         if not isinstance(text, str):
             raise InvalidArgumentError(f"{field}: is no text that could be continued", field=field)
         holder[key] = text + _CONTINUE_TAG
-        rendered = self._render(name, chat, variables)
+        rendered = self._render(name, chat, variables, arguments)
         place = rendered.rfind(_CONTINUE_TAG.strip())
         if place < 0 or text.strip() not in rendered:
             raise InvalidArgumentError(
@@ -259,26 +359,51 @@ def _read_text(path: Path) -> str:
     raise CheckpointError(f"{path}: larger than {_MAX_SOURCE_BYTES >> 10} KiB")
 
 
-def _compile(
-    environment: TemplateEnvironment, source: str, where: str
-) -> tuple[jinja2.Template, frozenset[str]]:
-    """Compile a template; return it and all texts that are spelled out in it."""
+class _Compiled(NamedTuple):
+    template: jinja2.Template
+    constants: frozenset[str]  # every text that is spelled out in it
+    variables: frozenset[str]  # every name that it reads
+
+
+def _compile(environment: TemplateEnvironment, source: str, where: str) -> _Compiled:
     if len(source) > _MAX_SOURCE_BYTES:
         raise CheckpointError(f"{where}: larger than {_MAX_SOURCE_BYTES >> 10} KiB")
     try:
-        tree = environment.parse(source)
-        reaching = next(tree.find_all((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)), None)
-        constants = frozenset(
-            node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)
-        )
-        template = environment.from_string(source)
+        # Constant expressions are evaluated here, and what they make is kept.
+        with Budget(_COMPILING):
+            tree = environment.parse(source)
+            reaching, constants, variables = _survey(tree)
+            template = environment.from_string(source)
     except TemplateSyntaxError as error:
         raise CheckpointError(f"{where}: line {error.lineno}: {error.message}") from None
+    except BudgetError as error:
+        raise CheckpointError(f"{where}: cannot be compiled: {error}") from None
     except Exception as error:  # noqa: BLE001 - a hostile source fails in Python's compiler in many ways
         raise CheckpointError(f"{where}: does not compile: {error or type(error).__name__}") from None
     if reaching is not None:
         raise CheckpointError(f"{where}: line {reaching.lineno}: a chat template cannot use other files")
-    return template, constants
+    return _Compiled(template, constants, variables)
+
+
+def _survey(tree: nodes.Template) -> tuple[nodes.Node | None, frozenset[str], frozenset[str]]:
+    """The first node that reaches for another file, every text that is spelled out, and every name that is read."""
+    reaching: nodes.Node | None = None
+    constants, variables = set(), set()
+    for count, node in enumerate(tree.find_all(nodes.Node)):
+        if count >= _MAX_NODES:
+            raise BudgetError(f"it has more than {_MAX_NODES} nodes")
+        if isinstance(node, (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
+            reaching = reaching or node
+        elif isinstance(node, nodes.Const) and isinstance(node.value, str):
+            constants.add(node.value)
+        elif isinstance(node, nodes.Name) and node.ctx == "load":
+            variables.add(node.name)
+    return reaching, frozenset(constants), frozenset(variables)
+
+
+def _refuse_reserved(key: str) -> None:
+    if key in _RESERVED:
+        raise InvalidArgumentError(f"{key} is no template argument; it has its own place", field=key)
 
 
 def _plain(value: Any, where: str, depth: int = 0) -> Any:  # noqa: ANN401 - JSON

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self, Unpack
 
+    from edged.client.chat import ChatOptions
+
 _POLL_SECONDS = 0.05
 
 
@@ -122,13 +124,14 @@ class Client:
         model: str = "",
         no_special_tokens: bool = False,
         timeout: float | None = None,
+        **options: Unpack[ChatOptions],
     ) -> tuple[int, ...]:
         """Token ids of a text or a chat, as ``generate`` makes them.
 
         Raises:
             EdgedError: The daemon refused.
         """
-        request = tokenize_request(prompt, model=model, no_special_tokens=no_special_tokens)
+        request = tokenize_request(prompt, model=model, no_special_tokens=no_special_tokens, options=options)
         with self._failures(timeout):
             response = self._inference.Tokenize(request, timeout=timeout, wait_for_ready=self._wait)
         return tuple(response.token_ids)

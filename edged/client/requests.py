@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict, Union
+from typing import TYPE_CHECKING, Any, Union
 
-from google.protobuf.descriptor import FieldDescriptor
-
+from edged.client.chat import CHAT_OPTIONS, ChatOptions, put_chat
+from edged.client.fields import extend_field, set_field
 from edged.errors import InvalidArgumentError
 from edged.v1 import inference_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from google.protobuf.message import Message
-
-Prompt = Union[str, "Sequence[int]", "Sequence[Mapping[str, str]]"]
-"""Plain text, token ids, or the messages of a chat (``{"role": …, "content": …}``)."""
+Prompt = Union[str, "Sequence[int]", "Sequence[Mapping[str, Any]]"]
+"""Plain text, token ids, or the messages of a chat (``{"role": …, "content": …}``, as OpenAI writes them)."""
 
 
-class GenerateOptions(TypedDict, total=False):
+class GenerateOptions(ChatOptions, total=False):
     """Keyword arguments of ``generate``; what is left out or None takes the model's or the API's default.
 
     Their meaning, unit and range stand in ``protos/edged/v1/types.proto``. ``stop`` is one string or several.
@@ -35,7 +33,6 @@ class GenerateOptions(TypedDict, total=False):
     ignore_eos: bool
     keep_special_tokens: bool
     priority: int
-    continue_final_message: bool
 
 
 _SAMPLING = ("temperature", "top_k", "top_p", "seed")
@@ -48,36 +45,36 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.
         InvalidArgumentError: A value that the message cannot hold; the daemon checks the rest.
         TypeError: A keyword that ``generate`` does not have.
     """
-    unknown = sorted(set(options) - set(GenerateOptions.__annotations__))
-    if unknown:
-        raise TypeError(
-            f"generate has no argument {unknown[0]!r}; it has {sorted(GenerateOptions.__annotations__)}"
-        )
+    _refuse_unknown("generate", options, {*GenerateOptions.__annotations__, *CHAT_OPTIONS})
     request = inference_pb2.GenerateRequest()
-    _put_prompt(request, prompt, continue_final_message=options.get("continue_final_message", False))
-    _set(request, "model", options.get("model"))
-    _set(request, "priority", options.get("priority"))
-    _set(request, "keep_special_tokens", options.get("keep_special_tokens"))
+    _put_prompt(request, prompt, options)
+    set_field(request, "model", options.get("model"))
+    set_field(request, "priority", options.get("priority"))
+    set_field(request, "keep_special_tokens", options.get("keep_special_tokens"))
     for name in _SAMPLING:
-        _set(request.sampling, name, options.get(name))
-    _set(request.stops, "max_tokens", options.get("max_tokens"))
-    _set(request.stops, "ignore_eos", options.get("ignore_eos"))
+        set_field(request.sampling, name, options.get(name))
+    set_field(request.stops, "max_tokens", options.get("max_tokens"))
+    set_field(request.stops, "ignore_eos", options.get("ignore_eos"))
     stop = options.get("stop", ())
-    _extend(request.stops, "strings", (stop,) if isinstance(stop, str) else stop)
-    _extend(request.stops, "token_ids", options.get("stop_token_ids", ()))
+    extend_field(request.stops, "strings", (stop,) if isinstance(stop, str) else stop)
+    extend_field(request.stops, "token_ids", options.get("stop_token_ids", ()))
     return request
 
 
-def tokenize_request(prompt: Prompt, *, model: str, no_special_tokens: bool) -> inference_pb2.TokenizeRequest:
+def tokenize_request(
+    prompt: Prompt, *, model: str, no_special_tokens: bool, options: ChatOptions | None = None
+) -> inference_pb2.TokenizeRequest:
     """The request that turns text or a chat into token ids.
 
     Raises:
         InvalidArgumentError: A value that the message cannot hold.
+        TypeError: A keyword that ``tokenize`` does not have.
     """
     request = inference_pb2.TokenizeRequest()
-    _put_prompt(request, prompt)
-    _set(request, "model", model)
-    _set(request, "no_special_tokens", no_special_tokens)
+    _refuse_unknown("tokenize", options or {}, {*CHAT_OPTIONS, "model", "no_special_tokens"})
+    _put_prompt(request, prompt, options or {})
+    set_field(request, "model", model)
+    set_field(request, "no_special_tokens", no_special_tokens)
     return request
 
 
@@ -90,64 +87,35 @@ def detokenize_request(
         InvalidArgumentError: A value that the message cannot hold.
     """
     request = inference_pb2.DetokenizeRequest()
-    _extend(request, "token_ids", token_ids)
-    _set(request, "model", model)
-    _set(request, "keep_special_tokens", keep_special_tokens)
+    extend_field(request, "token_ids", token_ids)
+    set_field(request, "model", model)
+    set_field(request, "keep_special_tokens", keep_special_tokens)
     return request
+
+
+def _refuse_unknown(call: str, options: Mapping[str, Any], known: set[str]) -> None:
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise TypeError(f"{call} has no argument {unknown[0]!r}; it has {sorted(known)}")
 
 
 def _put_prompt(
     request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest,
     prompt: Prompt,
-    *,
-    continue_final_message: bool = False,
+    options: Mapping[str, Any],
 ) -> None:
-    if isinstance(prompt, str):
-        _set(request, "text", prompt)
-        return
-    items: list[Any] = list(prompt)
+    items: list[Any] = [] if isinstance(prompt, str) else list(prompt)
     if items and not isinstance(items[0], int):
-        request.chat.continue_final_message = continue_final_message
-        for item in items:
-            message = request.chat.messages.add()
-            for name in ("role", "content", "name"):
-                _set(message, name, item.get(name))
-            unknown = sorted(set(item) - {"role", "content", "name"})
-            if unknown:
-                raise InvalidArgumentError(
-                    f"a chat message has the key {unknown[0]!r}; it may have role, content and name",
-                    field="chat",
-                )
+        put_chat(request.chat, items, options)
+        return
+    for name in CHAT_OPTIONS:
+        given = options.get(name)
+        if given is not None and (given or name == "enable_thinking"):
+            raise InvalidArgumentError(f"{name} goes with the messages of a chat; leave it out", field=name)
+    if isinstance(prompt, str):
+        set_field(request, "text", prompt)
     elif isinstance(request, inference_pb2.GenerateRequest):
         request.token_ids.SetInParent()
-        _extend(request.token_ids, "ids", items)
+        extend_field(request.token_ids, "ids", items)
     else:
         raise InvalidArgumentError("Tokenize takes text or a chat, not token ids", field="prompt")
-
-
-_WHOLE_NUMBERS = {
-    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
-    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
-    FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
-}
-"""What a field of each whole type can hold; the daemon checks the rest."""
-
-
-def _set(message: Message, name: str, value: object) -> None:
-    """Set a field; None leaves it out."""
-    if value is None:
-        return
-    try:
-        setattr(message, name, value)
-    except (TypeError, ValueError) as error:
-        limits = _WHOLE_NUMBERS.get(message.DESCRIPTOR.fields_by_name[name].cpp_type)
-        why = "give a whole number from {} to {}".format(*limits) if limits else str(error)
-        raise InvalidArgumentError(f"{name} is {value!r}: {why}", field=name) from error
-
-
-def _extend(message: Message, name: str, values: Iterable[object]) -> None:
-    """Fill a repeated field."""
-    try:
-        getattr(message, name).extend(values)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"{name} cannot be sent: {error}", field=name) from error

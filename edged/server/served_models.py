@@ -13,9 +13,10 @@ from edged.decoding.sampling import Sampling, resolve_sampling
 from edged.errors import EdgedError, InvalidArgumentError, NotFoundError, UnavailableError
 from edged.memory.heap import trim_heap
 from edged.models.architecture import Architecture
+from edged.server.chat import read_chat
 from edged.server.errors import clip
 from edged.server.sampling_defaults import read_sampling_defaults
-from edged.server.validation import check_chat, check_prompt_length, check_token_ids, prompt_bytes
+from edged.server.validation import check_prompt_length, check_token_ids, prompt_bytes
 from edged.v1 import inference_pb2
 
 if TYPE_CHECKING:
@@ -124,7 +125,6 @@ class ServedModel:
         if kind == "text":
             prompt = await run(self._encode, request.text, add_special_tokens)
         elif kind == "chat":
-            check_chat(request.chat)
             prompt = await run(self._encode_chat, request.chat)
         elif kind == "token_ids" and isinstance(request, inference_pb2.GenerateRequest):
             check_prompt_length(len(request.token_ids.ids), self.context_length, "token_ids")
@@ -157,18 +157,23 @@ class ServedModel:
         return PromptTokens(tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens)))
 
     def _encode_chat(self, chat: types_pb2.Chat) -> PromptTokens:
-        messages = [
-            {
-                "role": message.role,
-                "content": message.content,
-                **({"name": message.name} if message.name else {}),
-            }
-            for message in chat.messages
-        ]
+        prompt = read_chat(chat)
         try:
-            rendered = self._template.render(messages, continue_final_message=chat.continue_final_message)
+            arguments = self._template.check_arguments(
+                prompt.arguments,
+                tools=prompt.tools is not None,
+                enable_thinking=prompt.enable_thinking,
+                template=prompt.template,
+            )
+            rendered = self._template.render(
+                prompt.messages,
+                tools=prompt.tools,
+                continue_final_message=prompt.continue_final_message,
+                template=prompt.template,
+                **arguments,
+            )
         except EdgedError as error:
-            if error.field.startswith("messages"):  # the request's name of it is chat.messages
+            if error.field:  # the template's name of it; the request's begins with chat
                 error.field = f"chat.{error.field}"
             raise
         return PromptTokens(tuple(self._tokenizer.encode_chat(rendered)), rendered)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from edged.decoding.stops import Stops
 from edged.errors import InvalidArgumentError
-from edged.server.errors import clip
+from edged.server.chat import chat_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from edged.config import LimitsConfig
     from edged.v1 import inference_pb2, types_pb2
 
-ROLES = ("system", "user", "assistant", "tool")
 PRIORITY_LIMIT = 100
 _SHOWN = 60
 
@@ -27,28 +26,6 @@ def check_text(text: str) -> None:
     """
     if not text:
         raise InvalidArgumentError("text is empty; give a prompt of at least one character", field="text")
-
-
-def check_chat(chat: types_pb2.Chat) -> None:
-    """Refuse what no chat template takes.
-
-    Raises:
-        InvalidArgumentError: No message, an unknown role, or nothing to go on with.
-    """
-    if not chat.messages:
-        raise InvalidArgumentError("chat.messages is empty; give at least one message", field="chat.messages")
-    for index, message in enumerate(chat.messages):
-        if message.role not in ROLES:
-            raise InvalidArgumentError(
-                f"chat.messages[{index}].role is {clip(message.role, _SHOWN)!r}; use one of {', '.join(ROLES)}",
-                field=f"chat.messages[{index}].role",
-            )
-    if chat.continue_final_message and chat.messages[-1].role != "assistant":
-        raise InvalidArgumentError(
-            f"chat.continue_final_message needs a last message of role assistant, and the last one is of role "
-            f"{chat.messages[-1].role}; add the text to go on with, or leave the field out",
-            field="chat.continue_final_message",
-        )
 
 
 def check_token_ids(ids: Sequence[int], vocabulary: int, field: str) -> None:
@@ -67,11 +44,10 @@ def check_token_ids(ids: Sequence[int], vocabulary: int, field: str) -> None:
 
 
 def prompt_bytes(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> int:
-    """UTF-8 bytes of a prompt's text; 0 for token ids."""
+    """UTF-8 bytes of a prompt's text, tools and template arguments included; 0 for token ids."""
     if request.WhichOneof("prompt") == "text":
         return len(request.text.encode())
-    messages = request.chat.messages
-    return sum(len(each.content.encode()) + len(each.role) + len(each.name.encode()) for each in messages)
+    return chat_bytes(request.chat)
 
 
 def check_prompt_size(

@@ -61,8 +61,10 @@ def test_what_a_message_cannot_hold_names_its_field(options, field):
 def test_unknown_arguments_are_refused():
     with pytest.raises(TypeError, match="max_token'"):
         generate_request("Hi", {"max_token": 3})
-    with pytest.raises(InvalidArgumentError, match="'tools'"):
+    with pytest.raises(InvalidArgumentError, match=r"messages\[0\] has the key 'tools'"):
         generate_request([{"role": "user", "tools": "x"}], {})
+    with pytest.raises(TypeError, match="'tool'"):
+        tokenize_request("Hi", model="", no_special_tokens=False, options={"tool": []})
 
 
 def test_tokenize_and_detokenize():
@@ -85,3 +87,59 @@ def test_a_whole_number_out_of_range_is_told_its_range(name, value, said):
     with pytest.raises(InvalidArgumentError) as caught:
         generate_request("x", {name: value})
     assert said in caught.value.message
+
+
+CALL = {"name": "f", "arguments": {"é": 1}}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [CALL, {"function": CALL}, {"type": "function", "function": {**CALL, "arguments": '{"é": 1}'}}],
+)
+def test_a_chat_in_openais_form(call):
+    messages = [
+        {"role": "user", "content": "Hi", "name": "Ann"},
+        {"role": "assistant", "content": None, "reasoning_content": "", "tool_calls": [{"id": "c", **call}]},
+        {"role": "tool", "content": "wet", "tool_call_id": "c"},
+    ]
+    options = {
+        "tools": [{"name": "f"}, '{"name": "g"}'],
+        "template_arguments": {"n": 5},
+        "enable_thinking": False,
+        "template": "rag",
+    }
+    chat = generate_request(messages, options).chat
+    assert chat == tokenize_request(messages, model="", no_special_tokens=False, options=options).chat
+    assert not chat.messages[1].HasField("content")
+    assert chat.messages[1].HasField("reasoning")
+    sent = chat.messages[1].tool_calls[0]
+    assert (sent.id, sent.name, sent.arguments) == ("c", "f", '{"é": 1}')
+    assert list(chat.tools) == ['{"name": "f"}', '{"name": "g"}']
+    assert (chat.template_arguments, chat.template) == ('{"n": 5}', "rag")
+    assert chat.HasField("enable_thinking")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "field"),
+    [
+        ("text", {"tools": [{"name": "f"}]}, "tools"),
+        ([1, 2], {"enable_thinking": False}, "enable_thinking"),
+        ("text", {"template_arguments": {"a": 1}}, "template_arguments"),
+        ([{"role": "user", "content": "x"}], {"tools": [7]}, "tools"),
+        ([{"role": "user", "content": "x"}], {"tools": [{"name": {1, 2}}]}, "tools"),
+        (
+            [{"role": "user", "content": "x"}],
+            {"template_arguments": {"a": float("nan")}},
+            "template_arguments",
+        ),
+        ([{"role": "user", "content": "x"}], {"enable_thinking": "yes"}, "enable_thinking"),
+        ([{"role": "user", "content": ["x"]}], {}, "content"),
+        ([{"role": "user", "content": "x"}, "and more"], {}, "chat"),
+        ([{"role": "assistant", "tool_calls": ["f"]}], {}, "chat"),
+        ([{"role": "assistant", "tool_calls": [{"function": "f"}]}], {}, "chat"),
+    ],
+)
+def test_what_no_chat_can_hold(prompt, options, field):
+    with pytest.raises(InvalidArgumentError) as caught:
+        generate_request(prompt, options)
+    assert caught.value.field == field

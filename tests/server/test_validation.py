@@ -140,21 +140,3 @@ def test_priority():
     validation.check_priority(-100)
     validation.check_priority(100)
     assert "101" in refused(validation.check_priority, 101).message
-
-
-def test_chat():
-    user, assistant = ChatMessage(role="user", content="Hi"), ChatMessage(role="assistant", content="Well")
-    validation.check_chat(Chat(messages=[user]))
-    validation.check_chat(Chat(messages=[user, assistant], continue_final_message=True))
-    assert "empty" in refused(validation.check_chat, Chat()).message
-    error = refused(validation.check_chat, Chat(messages=[user, ChatMessage(role="robot")]))
-    assert error.field == "chat.messages[1].role"
-    assert "'robot'" in error.message
-    assert "assistant" in error.message
-    error = refused(validation.check_chat, Chat(messages=[user], continue_final_message=True))
-    assert error.field == "chat.continue_final_message"
-
-
-def test_a_huge_role_is_not_echoed():
-    error = refused(validation.check_chat, Chat(messages=[ChatMessage(role="x" * 1_000_000)]))
-    assert len(error.message) < 300
