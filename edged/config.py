@@ -254,6 +254,27 @@ class LogConfig:
 
 
 @dataclass(frozen=True)
+class WatchdogConfig:
+    """When an engine that lives and does nothing is ended and started again."""
+
+    step_timeout: float | None = field(
+        default=None,
+        metadata=_key(
+            "Longest time that an engine with requests may take for one step; an idle one has this long too, at most "
+            "10s, for a sign of life",
+            unit="duration",
+            low=1,
+            high=86400,
+            default="`30s`, or `5min` where a model runs on the CPU",
+        ),
+    )
+    load_timeout: float = field(
+        default=600.0,
+        metadata=_key("Longest time of loading without progress", unit="duration", low=1, high=86400),
+    )
+
+
+@dataclass(frozen=True)
 class Config:
     """The whole file."""
 
@@ -262,6 +283,9 @@ class Config:
     memory: MemoryConfig = field(default_factory=MemoryConfig, metadata=_key("The static budget"))
     queue: QueueConfig = field(default_factory=QueueConfig, metadata=_key("How requests wait"))
     limits: LimitsConfig = field(default_factory=LimitsConfig, metadata=_key("What one request may carry"))
+    watchdog: WatchdogConfig = field(
+        default_factory=WatchdogConfig, metadata=_key("When a hung engine is ended and started again")
+    )
     log: LogConfig = field(default_factory=LogConfig, metadata=_key("What is logged and how"))
     drain_timeout: float = field(
         default=30.0,
@@ -290,6 +314,14 @@ class Config:
     def least_host(self) -> int:
         """Bytes that the daemon process takes at most."""
         return DAEMON_BYTES + TOKENIZING_BYTES * self.prompt_size
+
+    @property
+    def step_timeout(self) -> float:
+        """Seconds that a step may take."""
+        if self.watchdog.step_timeout is not None:
+            return self.watchdog.step_timeout
+        # A chunk of 512 tokens of an 8B model takes two cores more than a minute.
+        return 300.0 if any(model.device == "cpu" for model in self.models) else 30.0
 
     @property
     def host(self) -> int:

@@ -32,6 +32,7 @@ from edged.errors import (
 from edged.executor.available import choose_executor
 from edged.memory.ledger import plan_memory
 from edged.models.folder import check_folder
+from edged.reload import reload_config
 from edged.server.listeners import Listeners
 from edged.server.served_models import ServedModels
 from edged.server.server import Server
@@ -48,9 +49,9 @@ if TYPE_CHECKING:
     from edged.memory.ledger import Ledger
 
 _PROGRESS_SECONDS = 1.0
-_LOAD_PATIENCE_SECONDS = 60.0
-"""systemd waits this long after the last progress of loading."""
 _STOP_MARGIN_SECONDS = 15.0
+_WATCHDOG_MARGIN_SECONDS = 10.0
+"""What systemd waits longer than the daemon's own watchdog, which is to be the first."""
 _ECHO_SECONDS = 0.3
 _SWITCH_SECONDS = 0.0005
 """A thread that tokenizes or renders a template holds up the streams no longer than this (Python's default: 5 ms)."""
@@ -96,10 +97,12 @@ class Daemon:
         config: The configuration.
         ledger: Its static budget.
         notifier: To systemd.
+        path: The configuration's file, for a reload.
     """
 
-    def __init__(self, config: Config, ledger: Ledger, notifier: Notifier) -> None:
+    def __init__(self, config: Config, ledger: Ledger, notifier: Notifier, path: Path) -> None:
         self._config = config
+        self._path = path
         self._notifier = notifier
         self._supervisor = Supervisor(config)
         self._server = Server(config, self._supervisor, ledger)
@@ -115,13 +118,17 @@ class Daemon:
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # SIGHUP: the terminal was closed
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup(1)
+            if number is signal.SIGHUP and self._notifier.active:
+                loop.add_signal_handler(number, self._reload)
+            elif signal.getsignal(number) is not signal.SIG_IGN:  # nohup(1)
                 loop.add_signal_handler(number, self._on_signal, number)
         self._server.claim()
         try:
             await self._server.start()
             logger.info("listening", addresses=list(self._server.addresses), version=__version__)
             self._supervisor.subscribe(self._on_state)
+            self._supervisor.when_alive(self._notifier.alive)
+            self._notifier.extend_timeout(self._load_patience)
             await self._supervisor.start()
             first = asyncio.create_task(self._signals.get())
             try:
@@ -133,6 +140,13 @@ class Daemon:
             self._supervisor.kill()
             await self._supervisor.stop(0.0)
             await self._server.stop()
+
+    def _reload(self) -> None:
+        """Read the configuration again and take over what a running daemon can; systemd hears both ends of it."""
+        self._notifier.reloading("reading the configuration again")
+        self._config, said = reload_config(self._path, self._config)
+        names = ", ".join(model.name for model in self._config.models)
+        self._notifier.ready(f"{self._server.state.value.lower()} {names}; {said}")
 
     def _on_signal(self, number: signal.Signals) -> None:
         """Note a signal, unless it is an echo of the last one: timeout(1) and shells signal a child and its group."""
@@ -188,10 +202,17 @@ class Daemon:
         await self._supervisor.stop(timeout)
         await self._server.stop()
 
+    @property
+    def _load_patience(self) -> float:
+        """Seconds that systemd waits after the last progress of loading."""
+        return self._config.watchdog.load_timeout + _WATCHDOG_MARGIN_SECONDS
+
     def _on_state(self, *_: object) -> None:
         """Tell systemd; READY once, when the first request would be served."""
         names = ", ".join(model.name for model in self._config.models)
         state = self._server.state
+        step = self._config.step_timeout + _WATCHDOG_MARGIN_SECONDS
+        self._notifier.expect(step if state is State.SERVING else max(step, self._load_patience))
         if state is State.SERVING:
             if not self._ready:
                 self._ready = True
@@ -221,7 +242,7 @@ class Daemon:
                 ]
                 self._notifier.status(f"loading {', '.join(parts)}")
                 if not self._ready:
-                    self._notifier.extend_timeout(_LOAD_PATIENCE_SECONDS)
+                    self._notifier.extend_timeout(self._load_patience)
             await asyncio.sleep(_PROGRESS_SECONDS)
 
 
@@ -245,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return ExitCode.OK
         give_way()
         sys.setswitchinterval(_SWITCH_SECONDS)
-        return asyncio.run(Daemon(config, ledger, notifier).run())
+        return asyncio.run(Daemon(config, ledger, notifier, options.config).run())
     except EdgedError as error:
         code = exit_code(error)
         notifier.status(error.message)

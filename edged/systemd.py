@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from contextlib import suppress
 
 _STATUS_LIMIT = 500
+_FEEDS = 4
+"""Signs of life that are passed on within one watchdog interval; the rest would tell systemd nothing new."""
 
 
 class Notifier:
@@ -18,11 +21,37 @@ class Notifier:
 
     def __init__(self, address: str) -> None:
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        self._interval = 0.0
+        self._fed = 0.0
+
+    @property
+    def active(self) -> bool:
+        """Whether a service manager listens."""
+        return bool(self._address)
 
     @classmethod
     def from_environment(cls) -> Notifier:
         """The notifier that systemd asked for, and no longer asked for in child processes."""
+        os.environ.pop("WATCHDOG_USEC", None)
+        os.environ.pop("WATCHDOG_PID", None)
         return cls(os.environ.pop("NOTIFY_SOCKET", ""))
+
+    def expect(self, seconds: float) -> None:
+        """From now on a sign of life is due within ``seconds``; systemd ends the daemon when none comes."""
+        if self._address and seconds != self._interval:
+            self._interval, self._fed = seconds, time.monotonic()
+            self._send(f"WATCHDOG_USEC={round(seconds * 1e6)}", "WATCHDOG=1")
+
+    def alive(self) -> None:
+        """The engine has made progress; what would come too soon after the last one is left out."""
+        now = time.monotonic()
+        if self._interval and now - self._fed >= self._interval / (2 * _FEEDS):
+            self._fed = now
+            self._send("WATCHDOG=1")
+
+    def reloading(self, status: str) -> None:
+        """The configuration is being read again; :meth:`ready` ends it (Type=notify-reload asks for the time)."""
+        self._send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}", _status(status))
 
     def ready(self, status: str) -> None:
         """Start-up is complete."""

@@ -37,19 +37,26 @@ class FakeExecutor(Executor):
         limits: What it claims to take; every batch is held to them.
         step_seconds: Time a step takes.
         fail_at: Number of the step that raises.
+        hang_at: Number of the step that never returns.
+        slow_load: Seconds of each piece of loading.
     """
 
-    def __init__(self, limits, *, step_seconds=0.0, fail_at=None, load_error=None):
+    def __init__(
+        self, limits, *, step_seconds=0.0, fail_at=None, load_error=None, hang_at=None, slow_load=0.0
+    ):
         self._limits = limits
         self.step_seconds = step_seconds
         self.fail_at = fail_at
         self.load_error = load_error
+        self.hang_at = hang_at
+        self.slow_load = slow_load
         self.memory = np.full((limits.pages, PAGE_TOKENS), -1, np.int64)
         self.batches = []
 
     def load(self, progress):
         for done in range(3):
             progress("weights", done, 2)
+            time.sleep(self.slow_load)
         if self.load_error is not None:
             raise self.load_error
 
@@ -61,6 +68,8 @@ class FakeExecutor(Executor):
         if self.step_seconds:
             time.sleep(self.step_seconds)
         self.batches.append((len(batch.lengths), len(batch.token_ids)))
+        if self.hang_at is not None and len(self.batches) >= self.hang_at:
+            time.sleep(1e6)
         if self.fail_at is not None and len(self.batches) >= self.fail_at:
             raise RuntimeError("the device fell off the bus")
         drawn = []

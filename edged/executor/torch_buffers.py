@@ -9,8 +9,9 @@ import torch
 from edged.errors import LedgerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
+    from edged.executor.base import Progress
     from edged.memory.buffers import BufferSpec
 
 DTYPES = {
@@ -19,17 +20,32 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "int64": torch.int64,
+    "int32": torch.int32,
+    "uint8": torch.uint8,
 }
 """torch's types by the plan's names."""
 
 
-def allocate(specs: Iterable[BufferSpec], device: torch.device) -> dict[str, torch.Tensor]:
+def allocate(
+    specs: Sequence[BufferSpec], device: torch.device, progress: Progress | None = None
+) -> dict[str, torch.Tensor]:
     """Make the buffers, filled with zeros so that every page of memory is really there.
+
+    Args:
+        specs: What the plan holds.
+        device: Where.
+        progress: Is told the ledger row of each buffer before it is made: a system without memory may answer with a
+            kill instead of a refusal, and the daemon then knows at which row.
 
     Raises:
         LedgerError: The device has less memory than was planned.
     """
-    return {spec.name: _allocate(spec, device) for spec in specs}
+    buffers = {}
+    for index, spec in enumerate(specs):
+        if progress is not None:
+            progress(f"allocating {spec.row}", index, len(specs))
+        buffers[spec.name] = _allocate(spec, device)
+    return buffers
 
 
 def _allocate(spec: BufferSpec, device: torch.device) -> torch.Tensor:

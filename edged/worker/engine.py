@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import faulthandler
 import gc
 import os
 import signal
@@ -183,6 +184,7 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent(options.parent)
+    faulthandler.enable()  # a crash in a library, or the watchdog's SIGABRT, prints where every thread is
     take_way()
     try:
         os.set_inheritable(options.fd, False)

@@ -2,7 +2,7 @@
 
 Between two steps lies what a client sees beside the step itself, so a turn sends its tokens first and keeps its books
 afterwards, and nothing here blocks while a request runs. Without work the loop sleeps in the kernel until a message
-comes.
+comes, and wakes each second to say that it is alive (:mod:`edged.worker.watchdog`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING
 
 from edged.errors import Code
 from edged.log import get_logger
-from edged.worker.messages import Cancel, Configure, Drain, Failed, Report, Shutdown, Submit, ToEngine
+from edged.worker.messages import (
+    Cancel,
+    Configure,
+    Drain,
+    Failed,
+    Heartbeat,
+    Report,
+    Shutdown,
+    Submit,
+    ToEngine,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +36,8 @@ _log = get_logger("engine")
 
 REPORT_SECONDS = 0.25
 """Least time between two reports while steps run."""
+HEARTBEAT_SECONDS = 1.0
+"""The idle loop says this often that it is alive."""
 _RETRY_SECONDS = 2.0
 """When a request that never ran may come again; the daemon knows better once it has seen an engine load."""
 
@@ -75,8 +87,11 @@ class EngineLoop:
 
     def _receive(self, *, wait: bool) -> bool:
         """Act on the messages that have arrived; False if the engine is to end."""
-        messages = self._channel.receive(None if wait else 0.0)
+        messages = self._channel.receive(HEARTBEAT_SECONDS if wait else 0.0)
         if not messages:
+            if wait:
+                self._channel.send(Heartbeat())
+                self._channel.flush()
             return True
         self._report_due = True
         for message in messages:

@@ -2,7 +2,7 @@
 
 Daemon to engine: :class:`Configure` first, then :class:`Submit`, :class:`Cancel`, :class:`Drain`, :class:`Shutdown`.
 Engine to daemon: :class:`Loading`, :class:`Ready`, :class:`Started`, :class:`Tokens`, :class:`Finished`, :class:`Failed`,
-:class:`Report`. Tensors never cross.
+:class:`Report`, :class:`Heartbeat`. Tensors never cross.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ __all__ = [
     "EngineFailed",
     "Failed",
     "Finished",
+    "Heartbeat",
     "LedgerRow",
     "Loading",
     "Message",
@@ -32,6 +33,7 @@ __all__ = [
     "Stops",
     "Submit",
     "Timings",
+    "TokenLogprobs",
     "ToDaemon",
     "ToEngine",
     "Tokens",
@@ -131,6 +133,16 @@ class Started(Message, frozen=True):
     queue_seconds: float = 0.0
 
 
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """Natural log probabilities of one token and of the likeliest ones in its place."""
+
+    logprob: float
+    top_ids: tuple[int, ...] = ()
+    top: tuple[float, ...] = ()
+    texts: tuple[bytes, ...] = ()
+    """What each of ``top_ids`` adds to the text."""
+
+
 class Tokens(Message, frozen=True):
     """New tokens of one request, and the text that became final with them."""
 
@@ -139,6 +151,8 @@ class Tokens(Message, frozen=True):
     text: str
     step_seconds: float = 0.0
     """Device time of the step that gave them."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One a token, where the request asks for them."""
 
 
 class Timings(msgspec.Struct, frozen=True):
@@ -191,5 +205,9 @@ class Report(Message, frozen=True):
     uptime_seconds: float
 
 
+class Heartbeat(Message, frozen=True):
+    """The idle loop has woken and found nothing to do."""
+
+
 ToEngine = Configure | Submit | Cancel | Drain | Shutdown
-ToDaemon = Loading | Ready | Started | Tokens | Finished | Failed | EngineFailed | Report
+ToDaemon = Loading | Ready | Started | Tokens | Finished | Failed | EngineFailed | Report | Heartbeat

@@ -10,6 +10,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
+from edged.errors import UnavailableError
 from edged.worker.channel import DaemonChannel
 from edged.worker.messages import Configure, Message, ToDaemon
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from edged.config import Config
 
 ENGINE_COMMAND = (sys.executable, "-m", "edged.worker.engine")
+_ABORT_SECONDS = 2.0
+"""An engine that was told to abort has this long to say where it hangs."""
 _EXIT_SECONDS = 5.0
 """An engine whose channel is closed has this long to exit before it is killed."""
 
@@ -114,6 +117,17 @@ class EngineProcess:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
+    async def abort(self) -> None:
+        """SIGABRT, at which an engine that can still act prints where each thread is, then SIGKILL."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGABRT)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._process.wait(), _ABORT_SECONDS)
+        self.kill()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._process.wait(), _EXIT_SECONDS)
+        self._channel.close()  # also where the process does not end: a driver may hold it in the kernel
+
     async def wait_closed(self) -> None:
         """Wait until the engine can answer nothing more: its channel is closed or the process has ended.
 
@@ -131,12 +145,22 @@ class EngineProcess:
             self._channel.close()
 
     async def wait_exited(self) -> str:
-        """Wait until the process has ended, killing one that does not; return how it ended, in words."""
+        """Wait until the process has ended, killing one that does not; return how it ended, in words.
+
+        Raises:
+            UnavailableError: SIGKILL does not end it.
+        """
         try:
             code = await asyncio.wait_for(self._process.wait(), _EXIT_SECONDS)
         except asyncio.TimeoutError:
             self.kill()
-            code = await self._process.wait()
+            try:
+                code = await asyncio.wait_for(self._process.wait(), _EXIT_SECONDS)
+            except asyncio.TimeoutError:
+                raise UnavailableError(
+                    f"the engine, process {self.pid}, does not end after SIGKILL: the kernel holds it, most likely in the "
+                    "GPU driver (journalctl -k); the GPU needs a reset or the machine a reboot"
+                ) from None
         if code >= 0:
             return f"exit status {code}"
         try:

@@ -21,6 +21,7 @@ from edged.errors import (
 )
 from edged.log import get_logger
 from edged.worker.channel import ChannelError
+from edged.worker.killed import describe_kill
 from edged.worker.messages import (
     Cancel,
     Drain,
@@ -42,6 +43,7 @@ from edged.worker.process import ENGINE_COMMAND, EngineProcess
 from edged.worker.restarts import RestartPolicy
 from edged.worker.state import State
 from edged.worker.stream import RequestStream
+from edged.worker.watchdog import CHECK_SECONDS, Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -90,6 +92,9 @@ class Supervisor:
         self._begun = self._expected_at = 0.0
         self._ready_at: float | None = None
         self._engine_error: EngineFailed | None = None
+        self._watchdog = Watchdog(config.watchdog, config.step_timeout)
+        self._hung = ""
+        self._alive_callbacks: list[Callable[[], None]] = []
         self._forget_models()
 
     @property
@@ -116,6 +121,10 @@ class Supervisor:
         """Call ``callback`` with every new state; return what ends that."""
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback)
+
+    def when_alive(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` at every sign of life of the engine: a step, progress of loading, an idle heartbeat."""
+        self._alive_callbacks.append(callback)
 
     async def wait_for(self, *states: State) -> State:
         """Wait until the state is one of ``states`` and return it."""
@@ -248,6 +257,9 @@ class Supervisor:
     def _next_delay(self) -> float | None:
         """Seconds until the next engine, or None, with ``failure`` set, when there is to be none."""
         error = self._engine_error
+        if self.failure is not None:
+            _log.error("the engine is not started again", why=self.last_error)
+            return None
         if error is not None and self._is_fatal():
             self.failure = from_code(error.code, error.message)
             _log.error("the engine cannot be started", why=error.message)
@@ -255,9 +267,7 @@ class Supervisor:
         served = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
         delay = self._policy.next_delay(served)
         if delay is None:
-            self.last_error = (
-                f"the engine ended {self._policy.attempts + 1} times in a row, last: {self.last_error}"
-            )
+            self.last_error = f"{self._policy.describe()}, last: {self.last_error}"
             self.failure = UnavailableError(self.last_error)
             _log.error("the engine is not started again", why=self.last_error)
         return delay
@@ -270,6 +280,8 @@ class Supervisor:
         """Start one engine and see it to its end."""
         self._ready_at = None
         self._engine_error = None
+        self._watchdog = Watchdog(self._config.watchdog, self._config.step_timeout)
+        self._hung = ""
         self._begun = time.monotonic()
         self._expected_at = self._begun + self._load_seconds
         try:
@@ -281,19 +293,57 @@ class Supervisor:
         if self._stopping.is_set():
             engine.kill()
         _log.info("engine started", engine_pid=engine.pid)
-        await engine.wait_closed()
+        watch = asyncio.create_task(self._watch(engine), name="edged-watchdog")
+        try:
+            await engine.wait_closed()
+        finally:
+            watch.cancel()
         self._engine = None
         if not self._is_fatal():
             self._become_unavailable()
-        self._lose_requests("the engine process ended")
+        self._lose_requests("the engine hung" if self._hung else "the engine process ended")
+        loading = self.loading
         self._forget_models()
-        how = await engine.wait_exited()
+        try:
+            how = await engine.wait_exited()
+        except UnavailableError as error:  # a new engine would find the device taken
+            self.failure, self.last_error = error, f"{self._hung}; {error.message}".removeprefix("; ")
+            return
         if self._stopping.is_set():
             _log.info("engine ended", how=how)
         else:
-            reason = how if self._engine_error is None else f"{self._engine_error.message} ({how})"
+            reason = self._reason(how, loading)
             self.last_error = reason
             _log.error("engine ended", how=how, why=reason)
+
+    def _reason(self, how: str, loading: dict[str, Loading]) -> str:
+        """Why the engine ended.
+
+        Args:
+            how: Its exit status or signal.
+            loading: What was being loaded then.
+        """
+        if self._hung:
+            return f"{self._hung}; the watchdog ended it ({how})"
+        if self._engine_error is not None:
+            return f"{self._engine_error.message} ({how})"
+        if how == "signal SIGKILL" and loading:
+            return f"{how} while it loaded: {describe_kill(loading)}"
+        return how
+
+    async def _watch(self, engine: EngineProcess) -> None:
+        """End an engine that makes no progress."""
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            now = time.monotonic()
+            why = self._watchdog.look(now - last, busy=len(self._requests) > 0)
+            last = now
+            if why and not self._hung:
+                self._hung = why
+                _log.error("the engine hangs and is ended", why=why, engine_pid=engine.pid)
+                self._become_unavailable()
+                await engine.abort()
 
     async def _ended(self, timeout: float) -> bool:
         """Wait for the last engine's end; False if ``timeout`` seconds passed first."""
@@ -335,6 +385,9 @@ class Supervisor:
 
     def _receive(self, message: ToDaemon) -> None:
         """Act on one message of the engine."""
+        if self._watchdog.note(message, busy=len(self._requests) > 0):
+            for callback in self._alive_callbacks:
+                callback()
         if isinstance(message, Tokens | Started | Finished | Failed):
             self._requests.give(message)
         elif isinstance(message, Report):
@@ -346,7 +399,8 @@ class Supervisor:
             self.loading = {}
             self._ready_at = time.monotonic()
             self._load_seconds = self._ready_at - self._begun
-            if not self._stopping.is_set():
+            self._watchdog.serve()
+            if not self._stopping.is_set() and not self._hung:
                 self._set_state(State.SERVING)
         elif isinstance(message, EngineFailed):
             self._engine_error = message

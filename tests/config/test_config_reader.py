@@ -15,6 +15,7 @@ from edged.config import (
     MemoryConfig,
     ModelConfig,
     QueueConfig,
+    WatchdogConfig,
 )
 from edged.config_reader import ConfigFileError, parse_config, read_config
 
@@ -50,6 +51,7 @@ def test_every_key_arrives():
             attention: {mode: sparse, dense_below: 0, top_k: 32, window: 1024, init_blocks: 2, lse: exact}
         queue: {capacity: 0, stream_buffer: 8}
         limits: {message_size: 1MiB, prompt_size: 64KiB, stop_strings: 4, stop_bytes: 100B, stop_token_ids: 0, concurrent_streams: 7}
+        watchdog: {step_timeout: 5s, load_timeout: 2min}
         log: {level: debug, format: json}
         drain_timeout: 1.5min
         default_model: openbmb/MiniCPM4-8B
@@ -75,6 +77,8 @@ def test_every_key_arrives():
     assert config.limits.message_size == 2**20
     assert config.limits.prompt_size == 2**16
     assert config.limits.stop_bytes == 100
+    assert config.watchdog == WatchdogConfig(step_timeout=5.0, load_timeout=120.0)
+    assert config.step_timeout == 5.0
     assert config.log == LogConfig(level="debug", format="json")
     assert config.drain_timeout == 90.0
     assert config.default_model == "openbmb/MiniCPM4-8B"
@@ -123,6 +127,11 @@ def test_byte_order_mark_and_windows_line_ends(tmp_path):
     file = tmp_path / "edged.yaml"
     file.write_bytes(b"\xef\xbb\xbfmodels:\r\n  - name: a\r\n    path: b\r\n")
     assert read_config(file).models[0].name == "a"
+
+
+@pytest.mark.parametrize(("device", "seconds"), [("cpu", 300.0), ("cuda", 30.0)])
+def test_the_step_timeout_follows_the_device(device, seconds):
+    assert parse(f"models: [{{name: a, path: b, device: {device}}}]").step_timeout == seconds
 
 
 def test_sections_with_nothing_under_them_have_their_defaults():

@@ -53,3 +53,37 @@ def test_children_do_not_inherit_the_socket(monkeypatch, manager):
     Notifier.from_environment().status("mine")
     assert manager.recv(100) == b"STATUS=mine"
     assert "NOTIFY_SOCKET" not in os.environ
+
+
+def test_signs_of_life_are_passed_on_and_not_all_of_them(manager, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("edged.systemd.time.monotonic", lambda: now[0])
+    notifier = Notifier(manager.getsockname())
+    notifier.alive()  # nothing was promised yet
+    notifier.expect(8)
+    assert manager.recv(100) == b"WATCHDOG_USEC=8000000\nWATCHDOG=1"
+    notifier.expect(8)
+    for _ in range(80):
+        now[0] += 0.1
+        notifier.alive()
+    notifier.status("end")
+    fed = list(iter(lambda: manager.recv(100), b"STATUS=end"))
+    assert set(fed) == {b"WATCHDOG=1"}
+    assert 4 <= len(fed) <= 8
+
+
+def test_a_reload_says_when_it_began(manager):
+    notifier = Notifier(manager.getsockname())
+    notifier.reloading("reading")
+    lines = manager.recv(200).decode().split("\n")
+    assert lines[0] == "RELOADING=1"
+    assert int(lines[1].removeprefix("MONOTONIC_USEC=")) > 0
+    assert lines[2] == "STATUS=reading"
+
+
+def test_children_do_not_believe_that_they_are_watched(monkeypatch):
+    monkeypatch.setenv("WATCHDOG_USEC", "1")
+    monkeypatch.setenv("WATCHDOG_PID", "1")
+    Notifier.from_environment()
+    assert "WATCHDOG_USEC" not in os.environ
+    assert "WATCHDOG_PID" not in os.environ

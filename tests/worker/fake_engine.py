@@ -5,6 +5,7 @@ A token's text is the letter `a` to `z` of its id. SETTINGS is JSON and decides 
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import signal
 import socket
@@ -37,6 +38,7 @@ def main():
     fd, parent = int(sys.argv[3]), int(sys.argv[5])
     die_with_parent(parent)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.enable()
     if settings.get("exit_at_start"):
         sys.exit(settings["exit_at_start"])
     time.sleep(settings.get("load_seconds", 0))
@@ -54,6 +56,8 @@ def main():
             limits,
             step_seconds=settings.get("step_seconds", 0),
             fail_at=settings.get("fail_at"),
+            hang_at=settings.get("hang_at"),
+            slow_load=settings.get("slow_load", 0),
             load_error=None if error is None else getattr(errors, error)(f"{config.name} does not load"),
         )
 

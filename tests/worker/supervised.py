@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,14 @@ def make_config(*, queue=8, stream_buffer=256, **model):
 def make_submit(name, prompt=(1, 2, 3), max_tokens=4, *, model="first", stops=(), **options):
     sampling = options.pop("sampling", Sampling())
     return Submit(name, model, tuple(prompt), sampling, Stops(max_tokens, tuple(stops)), **options)
+
+
+async def until(condition, timeout=10.0):
+    """Wait for what the engine reports, which it does every quarter of a second."""
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        await asyncio.sleep(0.01)
 
 
 def run_supervised(body, config, *, wait=True, **settings):

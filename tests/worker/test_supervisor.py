@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from fake_executor import generate
-from supervised import make_config, make_submit, run_supervised
+from supervised import make_config, make_submit, run_supervised, until
 
 from edged.errors import (
     CancelledError,
@@ -35,14 +35,6 @@ def letters(tokens):
 
 async def collect(stream):
     return [event async for event in stream]
-
-
-async def until(condition, timeout=10.0):
-    """Wait for what the engine reports, which it does every quarter of a second."""
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
-        await asyncio.sleep(0.01)
 
 
 def test_a_request_streams_its_tokens_and_ends_with_finished():
