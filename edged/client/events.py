@@ -34,12 +34,31 @@ class Started:
 
 
 @dataclass(frozen=True)
+class Logprob:
+    """A token and the natural logarithm of its probability; ``text`` may be a part of a character."""
+
+    token_id: int
+    logprob: float
+    text: bytes = b""
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """How likely a token was to the model itself, and the likeliest ones in its place."""
+
+    logprob: float
+    top: tuple[Logprob, ...] = ()
+
+
+@dataclass(frozen=True)
 class Chunk:
     """Text that became final, and the tokens of one step, whose text may come later."""
 
     text: str
     token_ids: tuple[int, ...]
     step_seconds: float
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One a token, where they were asked for."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +106,7 @@ class Answer:
     text: str
     token_ids: tuple[int, ...]
     finished: Finished
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class AnswerBuilder:
@@ -96,6 +116,7 @@ class AnswerBuilder:
         self._started: Started | None = None
         self._texts: list[str] = []
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
         self._finished: Finished | None = None
 
     def add(self, event: Event) -> None:
@@ -103,6 +124,7 @@ class AnswerBuilder:
         if isinstance(event, Chunk):
             self._texts.append(event.text)
             self._token_ids.extend(event.token_ids)
+            self._logprobs.extend(event.logprobs)
         elif isinstance(event, Started):
             self._started = event
         else:
@@ -113,7 +135,13 @@ class AnswerBuilder:
         """The answer, after its last event."""
         if self._started is None or self._finished is None:
             raise ValueError("the generation has not ended")
-        return Answer(self._started, "".join(self._texts), tuple(self._token_ids), self._finished)
+        return Answer(
+            self._started,
+            "".join(self._texts),
+            tuple(self._token_ids),
+            self._finished,
+            tuple(self._logprobs),
+        )
 
 
 def read_event(response: inference_pb2.GenerateResponse) -> Event:
@@ -121,10 +149,20 @@ def read_event(response: inference_pb2.GenerateResponse) -> Event:
     kind = response.WhichOneof("event")
     if kind == "chunk":
         chunk = response.chunk
-        return Chunk(chunk.text, tuple(chunk.token_ids), chunk.step_seconds)
+        return Chunk(
+            chunk.text,
+            tuple(chunk.token_ids),
+            chunk.step_seconds,
+            tuple(map(_read_logprobs, chunk.logprobs)),
+        )
     if kind == "started":
         return _read_started(response.started)
     return _read_finished(response.finished)
+
+
+def _read_logprobs(token: inference_pb2.TokenLogprobs) -> TokenLogprobs:
+    top = tuple(Logprob(each.token_id, each.logprob, each.text) for each in token.top)
+    return TokenLogprobs(token.logprob, top)
 
 
 def _read_started(started: inference_pb2.Started) -> Started:

@@ -12,6 +12,8 @@ from edged.v1 import inference_pb2
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from edged.v1 import types_pb2
+
 Prompt = Union[str, "Sequence[int]", "Sequence[Mapping[str, Any]]"]
 """Plain text, token ids, or the messages of a chat (``{"role": …, "content": …}``, as OpenAI writes them)."""
 
@@ -27,7 +29,19 @@ class GenerateOptions(ChatOptions, total=False):
     top_k: int | None
     top_p: float | None
     seed: int | None
+    min_p: float | None
+    typical_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    penalty_window: int | None
+    logit_bias: Mapping[int, float] | None
+    bad_words: Iterable[str]
+    bad_token_ids: Iterable[Sequence[int]]
+    logprobs: bool
+    top_logprobs: int
     max_tokens: int | None
+    min_tokens: int
     stop: str | Iterable[str]
     stop_token_ids: Iterable[int]
     ignore_eos: bool
@@ -35,7 +49,20 @@ class GenerateOptions(ChatOptions, total=False):
     priority: int
 
 
-_SAMPLING = ("temperature", "top_k", "top_p", "seed")
+_SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "seed",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "penalty_window",
+    "logprobs",
+    "top_logprobs",
+)
 
 
 def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.GenerateRequest:
@@ -53,12 +80,27 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.
     set_field(request, "keep_special_tokens", options.get("keep_special_tokens"))
     for name in _SAMPLING:
         set_field(request.sampling, name, options.get(name))
+    _put_bias(request.sampling, options)
     set_field(request.stops, "max_tokens", options.get("max_tokens"))
+    set_field(request.stops, "min_tokens", options.get("min_tokens"))
     set_field(request.stops, "ignore_eos", options.get("ignore_eos"))
     stop = options.get("stop", ())
     extend_field(request.stops, "strings", (stop,) if isinstance(stop, str) else stop)
     extend_field(request.stops, "token_ids", options.get("stop_token_ids", ()))
     return request
+
+
+def _put_bias(sampling: types_pb2.Sampling, options: GenerateOptions) -> None:
+    """What names tokens: the bias and the sequences that may not come."""
+    try:
+        sampling.logit_bias.update(options.get("logit_bias") or {})
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"logit_bias is no dictionary of token ids and numbers: {error}", field="logit_bias"
+        ) from error
+    extend_field(sampling, "bad_words", options.get("bad_words", ()))
+    for sequence in options.get("bad_token_ids", ()):
+        extend_field(sampling.bad_token_ids.add(), "ids", sequence)
 
 
 def tokenize_request(

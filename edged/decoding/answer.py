@@ -41,7 +41,8 @@ class Answer:
 
     Args:
         detokenizer: A fresh one.
-        stops: When the answer ends. ``max_tokens`` is at least 1.
+        stops: When the answer ends. ``max_tokens`` is at least 1. Before ``min_tokens`` the sampler draws none of its
+            tokens; stop strings are looked for in what the tokens after them add to the text.
     """
 
     __slots__ = ("_detokenizer", "_matcher", "_stops", "_token_ids", "finish", "generated")
@@ -72,7 +73,7 @@ class Answer:
             self._end(END_OF_SEQUENCE if is_eos else STOP_TOKEN, token_id)
             return ""
         text = self._detokenizer.feed(token_id)
-        matcher = self._matcher
+        matcher = self._matcher if self.generated > self._stops.min_tokens else None
         if matcher is not None and text:
             text = matcher.feed(text)
             if matcher.matched is not None:
@@ -85,7 +86,7 @@ class Answer:
     def _end(self, reason: str, token_id: int | None) -> None:
         """Set ``finish`` with all text that is left, unless that text completes a stop string."""
         text = self._detokenizer.flush()
-        matcher = self._matcher
+        matcher = self._matcher if self.generated > self._stops.min_tokens else None
         if matcher is None:
             self.finish = Finish(reason, text, matched_token_id=token_id)
             return

@@ -22,6 +22,8 @@ class Stops(msgspec.Struct, frozen=True, omit_defaults=True):
     """End-of-sequence ids of the model and the request's own."""
     eos_token_ids: tuple[int, ...] = ()
     """The part of ``token_ids`` that is the model's own; reported as end of sequence."""
+    min_tokens: int = 0
+    """Nothing ends the answer before this many tokens."""
 
 
 class _Candidate:

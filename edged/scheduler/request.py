@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from edged.decoding.answer import Answer
     from edged.decoding.sampling import Sampling
+    from edged.executor.host_sampler import HostSampler
     from edged.memory.kv_pool import PageTable
 
 
@@ -26,18 +27,29 @@ class Request:
         answer: Turns the drawn tokens into text and knows when to end.
         max_tokens: Most tokens to generate; with the prompt, the worst case that admission counts with.
         deadline: Seconds of ``time.monotonic()`` after which the request is worth nothing; None for never.
-        priority: Higher goes first among waiting requests.
+        priority: Higher goes first among waiting requests, and may have lower ones suspended.
         arrived: Seconds of ``time.monotonic()``.
+        least_tokens: Tokens that it will generate at least: ``max_tokens`` where nothing else can end it.
+        tenant: Whose cached pages and sessions it may see.
+        session: Name of the conversation whose pages stay pinned after it; empty for none.
+        host: Draws its tokens where the device cannot.
     """
 
     __slots__ = (
         "_greedy",
         "answer",
         "arrived",
+        "cached_tokens",
         "deadline",
+        "digests",
         "finished_at",
         "first_token_at",
+        "generated",
+        "host",
+        "known_pages",
         "last_token",
+        "last_token_at",
+        "least_tokens",
         "max_tokens",
         "order",
         "pages",
@@ -46,10 +58,15 @@ class Request:
         "request_id",
         "room",
         "sampling",
+        "saved",
+        "session",
         "started_at",
         "steps",
         "stored",
+        "suspended",
         "table",
+        "tenant",
+        "urgency",
     )
 
     def __init__(
@@ -63,6 +80,10 @@ class Request:
         deadline: float | None = None,
         priority: int = 0,
         arrived: float = 0.0,
+        least_tokens: int = 1,
+        tenant: str = "",
+        session: str = "",
+        host: HostSampler | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt: Int32Array = np.asarray(token_ids, np.int32)  # [P]
@@ -72,8 +93,15 @@ class Request:
         self.deadline = deadline
         self.priority = priority
         self.arrived = arrived
+        self.least_tokens = least_tokens
+        self.tenant = tenant
+        self.session = session
+        self.host = host
+        self.urgency = 0.0
+        """Who goes first, given by the queue: larger is sooner, and it does not change while time passes."""
         self.started_at = 0.0
         self.first_token_at = 0.0
+        self.last_token_at = 0.0
         self.finished_at = 0.0
         self.order = 0
         """Number of its arrival, given by the scheduler."""
@@ -83,13 +111,25 @@ class Request:
         """Tokens whose keys and values are in its pages."""
         self.last_token = -1
         """The token drawn last; not stored yet."""
+        self.generated: list[int] = []
+        """The tokens drawn, ``last_token`` included."""
+        self.cached_tokens = 0
+        """Prompt tokens that were found in the cache."""
+        self.digests: list[bytes] = []
+        """Of its full pages, as far as they were needed; they name their content in the prefix cache."""
+        self.known_pages = 0
+        """Its full pages that the cache has been told of."""
         self.table: PageTable | None = None
         """Its pages; None while it waits and after it ended."""
+        self.suspended = False
+        """Whether it waits after it ran."""
+        self.saved: PageTable | None = None
+        """Where its pages lie in host memory while it is suspended."""
         self.pages: Int32Array = np.empty(0, np.int32)
         """The pages of ``table`` that are in use."""
         self.room = 0
         """Tokens that fit in ``pages``."""
-        self._greedy = SamplingRow() if sampling.temperature == 0 else None
+        self._greedy = SamplingRow(host=host) if sampling.temperature == 0 else None
 
     @property
     def most_tokens(self) -> int:
@@ -101,9 +141,27 @@ class Request:
         """Prompt tokens that are not stored yet; 0 or less when it decodes."""
         return len(self.prompt) - self.stored
 
+    def accept(self, token: int) -> None:
+        """Take the token that was drawn."""
+        self.last_token = token
+        self.generated.append(token)
+        if self.host is not None:
+            self.host.accept(token)
+
+    def tokens(self, start: int, end: int) -> Int32Array:
+        """Its tokens from position ``start`` to ``end``, prompt or drawn, int32 [end - start]."""
+        prompt = self.prompt
+        size = len(prompt)
+        if end <= size:
+            return prompt[start:end]
+        drawn = np.array(self.generated[max(start - size, 0) : end - size], np.int32)
+        return drawn if start >= size else np.concatenate((prompt[start:], drawn))
+
     def sampling_row(self, position: int) -> SamplingRow:
         """How the token at ``position`` of the sequence is drawn."""
         if self._greedy is not None:
             return self._greedy  # no random number, so the position changes nothing
         sampling = self.sampling
-        return SamplingRow(sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed, position)
+        return SamplingRow(
+            sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed, position, self.host
+        )

@@ -6,7 +6,7 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
-from edged.errors import DeadlineError, EdgedError
+from edged.errors import DeadlineError, EdgedError, InvalidArgumentError
 from edged.log import get_logger, request_scope
 from edged.server.responses import chunk_response, finished_response, started_response
 from edged.server.validation import (
@@ -113,7 +113,12 @@ class Inference:
             EdgedError: The request can never work, or its deadline has passed.
         """
         check_priority(request.priority)
-        sampling = model.resolve_sampling(request.sampling)
+        sampling = await model.resolve_sampling(request.sampling)
+        if sampling.n > 1:
+            raise InvalidArgumentError(
+                f"sampling.n is {sampling.n}: this version makes one answer a request; send the request {sampling.n} times",
+                field="sampling.n",
+            )
         kind = request.WhichOneof("prompt")
         if kind == "text":
             check_text(request.text)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from edged.server.sampling import sampling_in_force
 from edged.v1 import inference_pb2, types_pb2
 
 if TYPE_CHECKING:
-    from edged.worker.messages import Finished, Started, Submit, Tokens
+    from edged.worker.messages import Finished, Started, Submit, TokenLogprobs, Tokens
 
 _REASONS = {
     "end_of_sequence": inference_pb2.FINISH_REASON_END_OF_SEQUENCE,
@@ -19,18 +20,12 @@ _REASONS = {
 
 def started_response(message: Started, submit: Submit, model: str) -> inference_pb2.GenerateResponse:
     """The first response: what the request was resolved to."""
-    sampling = submit.sampling
     return inference_pb2.GenerateResponse(
         started=inference_pb2.Started(
             request_id=message.request_id,
             prompt_tokens=message.prompt_tokens,
             cached_tokens=message.cached_tokens,
-            sampling=types_pb2.Sampling(
-                temperature=sampling.temperature,
-                top_k=sampling.top_k,
-                top_p=sampling.top_p,
-                seed=sampling.seed,
-            ),
+            sampling=sampling_in_force(submit.sampling),
             max_tokens=submit.stops.max_tokens,
             model=model,
         )
@@ -41,8 +36,22 @@ def chunk_response(message: Tokens) -> inference_pb2.GenerateResponse:
     """One step's text and tokens."""
     return inference_pb2.GenerateResponse(
         chunk=inference_pb2.Chunk(
-            text=message.text, token_ids=message.token_ids, step_seconds=message.step_seconds
+            text=message.text,
+            token_ids=message.token_ids,
+            step_seconds=message.step_seconds,
+            logprobs=map(_logprobs, message.logprobs),
         )
+    )
+
+
+def _logprobs(token: TokenLogprobs) -> inference_pb2.TokenLogprobs:
+    top = zip(token.top_ids, token.top, token.texts, strict=True)
+    return inference_pb2.TokenLogprobs(
+        logprob=token.logprob,
+        top=[
+            inference_pb2.TopLogprob(token_id=token_id, logprob=logprob, text=text)
+            for token_id, logprob, text in top
+        ],
     )
 
 

@@ -11,7 +11,15 @@ from edged.errors import CheckpointError, InvalidArgumentError
 if TYPE_CHECKING:
     from pathlib import Path
 
-_KINDS: dict[str, tuple[type, ...]] = {"temperature": (int, float), "top_k": (int,), "top_p": (int, float)}
+_NUMBER = (int, float)
+_KINDS: dict[str, tuple[type, ...]] = {
+    "temperature": _NUMBER,
+    "top_k": (int,),
+    "top_p": _NUMBER,
+    "min_p": _NUMBER,
+    "typical_p": _NUMBER,
+    "repetition_penalty": _NUMBER,
+}
 
 
 def read_sampling_defaults(folder: Path, vocabulary: int) -> Sampling:
@@ -43,6 +51,9 @@ def read_sampling_defaults(folder: Path, vocabulary: int) -> Sampling:
             temperature=temperature,
             top_k=min(values.get("top_k") or 0, vocabulary),
             top_p=values.get("top_p"),
+            min_p=values.get("min_p"),
+            typical_p=values.get("typical_p"),
+            repetition_penalty=values.get("repetition_penalty"),
             seed=0,
             vocabulary=vocabulary,
         )

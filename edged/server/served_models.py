@@ -15,6 +15,7 @@ from edged.memory.heap import trim_heap
 from edged.models.architecture import Architecture
 from edged.server.chat import read_chat
 from edged.server.errors import clip
+from edged.server.sampling import given_sampling
 from edged.server.sampling_defaults import read_sampling_defaults
 from edged.server.validation import check_prompt_length, check_token_ids, prompt_bytes
 from edged.v1 import inference_pb2
@@ -98,14 +99,19 @@ class ServedModel:
             large=large,
         )
 
-    def resolve_sampling(self, sampling: types_pb2.Sampling) -> Sampling:
+    async def resolve_sampling(self, sampling: types_pb2.Sampling) -> Sampling:
         """Sampling parameters of a request, with the model's defaults where it is silent.
 
         Raises:
             InvalidArgumentError: A value is outside its range.
         """
-        given = {field.name: value for field, value in sampling.ListFields()}
-        return resolve_sampling(**given, defaults=self._sampling, vocabulary=self.vocabulary)
+        if sampling.bad_words:
+            given = await self._run(given_sampling, sampling, self._encode_alone)
+        else:
+            given = given_sampling(sampling)
+        return resolve_sampling(
+            **given, defaults=self._sampling, vocabulary=self.vocabulary, context_length=self.context_length
+        )
 
     async def read_prompt(
         self,
@@ -155,6 +161,10 @@ class ServedModel:
 
     def _encode(self, text: str, add_special_tokens: bool) -> PromptTokens:
         return PromptTokens(tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens)))
+
+    def _encode_alone(self, text: str) -> list[int]:
+        """Token ids of a text inside another one."""
+        return self._tokenizer.encode(text, add_special_tokens=False, parse_special=False)
 
     def _encode_chat(self, chat: types_pb2.Chat) -> PromptTokens:
         prompt = read_chat(chat)

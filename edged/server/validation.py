@@ -161,12 +161,18 @@ def resolve_stops(
             f"{context_length}; ask for at most {room}, shorten the prompt, or raise context_length in the configuration",
             field="stops.max_tokens",
         )
+    if stops.min_tokens > max_tokens:
+        raise InvalidArgumentError(
+            f"stops.min_tokens is {stops.min_tokens}, and at most {max_tokens} tokens are generated; ask for fewer",
+            field="stops.min_tokens",
+        )
     eos = () if stops.ignore_eos else eos_token_ids
     return Stops(
         max_tokens=max_tokens,
         strings=strings,
         token_ids=tuple(dict.fromkeys((*eos, *token_ids))),
         eos_token_ids=eos,
+        min_tokens=stops.min_tokens,
     )
 
 

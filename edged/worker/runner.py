@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from edged.decoding.answer import Answer
 from edged.decoding.detokenizer import Detokenizer
+from edged.decoding.host_options import make_host_sampler
 from edged.errors import Code, EdgedError, InvalidArgumentError
+from edged.executor.host_sampler import NO_TOKEN
 from edged.log import get_logger
 from edged.scheduler.request import Request
 from edged.scheduler.scheduler import Scheduler
@@ -19,6 +21,7 @@ from edged.worker.messages import (
     Started,
     Submit,
     Timings,
+    TokenLogprobs,
     Tokens,
 )
 
@@ -29,6 +32,11 @@ if TYPE_CHECKING:
     from edged.worker.channel import EngineChannel
 
 _log = get_logger("engine")
+
+_ALL_FORBIDDEN = (
+    "no token is left to be drawn: logit_bias, bad words and min_tokens forbid all that the constraint and the vocabulary "
+    "allow; forbid less"
+)
 
 
 class ModelRunner:
@@ -121,11 +129,16 @@ class ModelRunner:
         scheduler.stepped()
         ended = []
         for request, token in zip(scheduler.drawing, drawn.tolist(), strict=True):
-            request.last_token = token
+            if token == NO_TOKEN:
+                scheduler.cancel(request.request_id)
+                self._fail(request.request_id, Code.INVALID_ARGUMENT, _ALL_FORBIDDEN)
+                continue
+            logprobs = self._logprobs(request)
+            request.accept(token)
             if request.first_token_at == 0.0:
                 request.first_token_at = now
             text = request.answer.accept(token)
-            self._send(Tokens(request.request_id, (token,), text, seconds))
+            self._send(Tokens(request.request_id, (token,), text, seconds, logprobs))
             if request.answer.finish is not None:
                 self._send_finished(request, now)
                 ended.append(request)
@@ -219,7 +232,17 @@ class ModelRunner:
             deadline=message.deadline,
             priority=message.priority,
             arrived=now,
+            host=make_host_sampler(message.sampling, message.stops, token_ids),
         )
+
+    def _logprobs(self, request: Request) -> tuple[TokenLogprobs, ...]:
+        """Log probabilities of the token that was just drawn, where the request asks for them."""
+        found = None if request.host is None else request.host.logprobs
+        if found is None:
+            return ()
+        pieces = (self._texts.token_text(token_id) for token_id in found.top_ids)
+        texts = tuple(piece if isinstance(piece, bytes) else piece.encode() for piece in pieces)
+        return (TokenLogprobs(found.chosen, found.top_ids, found.top, texts),)
 
     def _send_started(self) -> None:
         started, self._scheduler.started = self._scheduler.started, []
