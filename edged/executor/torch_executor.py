@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from edged.errors import InternalError, UnsupportedError
+from edged.errors import UnsupportedError
 from edged.executor.base import Executor, ExecutorLimits
+from edged.executor.batch_check import check_batch, check_sampling
 from edged.executor.host_sampler import draw as draw_on_host
+from edged.executor.page_copies import PageCopies
 from edged.executor.torch_buffers import allocate
 from edged.executor.torch_operators import TorchOperators
 from edged.executor.torch_weights import read_weights
-from edged.memory.buffers import PAGE_TOKENS, ModelPlan, step_buffers, weight_buffers
+from edged.memory.buffers import ModelPlan, step_buffers, weight_buffers
 from edged.models.architecture import Architecture
 from edged.models.decoder import Decoder
 from plugins_trt.sample.reference import sample
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from edged.config import ModelConfig
-    from edged.executor.base import FloatArray, Int32Array, Progress, StepBatch
+    from edged.executor.base import ByteArray, FloatArray, Int32Array, Progress, StepBatch
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -77,6 +79,7 @@ class TorchExecutor(Executor):
         self.buffers = allocate(specs, device, progress)
         progress("allocating", len(specs), len(specs))
         read_weights(self._folder, plan.architecture, self.buffers, progress)
+        self._pages = PageCopies(self.buffers)
         self._decoder = Decoder(plan.architecture, self.buffers)
         frequencies = plan.architecture.rope.inverse_frequencies(
             plan.architecture.head_dim, plan.context_length
@@ -108,10 +111,7 @@ class TorchExecutor(Executor):
                     0
                 ]
 
-        if len(batch.sampling) != len(batch.logit_rows):
-            raise InternalError(
-                f"{len(batch.logit_rows)} rows need a token, {len(batch.sampling)} say how to draw it"
-            )
+        check_sampling(batch)
         self._run(batch, draw)
         return drawn
 
@@ -125,36 +125,28 @@ class TorchExecutor(Executor):
         self._run(batch, keep)
         return result
 
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page in every layer, its compressed keys included."""
+        return self._pages.page_bytes
+
+    def read_pages(self, pages: Int32Array, out: ByteArray) -> None:
+        """Copy pages to ``out``, uint8 [n, page_bytes]."""
+        self._pages.read(pages, out)
+
+    def write_pages(self, pages: Int32Array, data: ByteArray) -> None:
+        """Copy ``data``, uint8 [n, page_bytes], to pages."""
+        self._pages.write(pages, data)
+
     def close(self) -> None:
         """Drop every buffer."""
+        self.__dict__.pop("_pages", None)
         self.__dict__.pop("_ops", None)
         self.__dict__.pop("_decoder", None)
         self.buffers = {}
 
     @torch.inference_mode()
     def _run(self, batch: StepBatch, consume: Callable[[int, torch.Tensor], None]) -> None:
-        self._check(batch)
+        check_batch(batch, self._limits)
         self._ops.begin(batch, consume)
         self._decoder.forward(self._ops)
-
-    def _check(self, batch: StepBatch) -> None:
-        """Refuse what would read or write outside the buffers; such a batch is a fault of the scheduler."""
-        tokens, sequences, limits = len(batch.token_ids), len(batch.lengths), self._limits
-        if not 1 <= tokens <= limits.max_step_tokens:
-            raise InternalError(f"a step takes 1 to {limits.max_step_tokens} tokens, this one has {tokens}")
-        if not 1 <= sequences <= limits.max_sequences:
-            raise InternalError(
-                f"a step takes 1 to {limits.max_sequences} sequences, this one has {sequences}"
-            )
-        starts = batch.sequence_starts
-        new = np.diff(starts)
-        if len(starts) != sequences + 1 or starts[0] != 0 or starts[-1] != tokens or (new < 1).any():
-            raise InternalError(
-                f"sequence_starts {starts.tolist()} do not cut {tokens} tokens into {sequences} sequences"
-            )
-        pages = -(-(batch.lengths + new) // PAGE_TOKENS)
-        for index, table in enumerate(batch.page_tables):
-            if len(table) < pages[index]:
-                raise InternalError(
-                    f"sequence {index} needs {pages[index]} pages, its table has {len(table)}"
-                )

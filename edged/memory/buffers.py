@@ -5,36 +5,55 @@ The ledger adds these up and the executor makes exactly these, so that what is p
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edged.models.weights import weight_specs
-from plugins_trt.contract import BLOCK
+from edged.engine.selection import selection_of
+from edged.memory.cuda_buffers import cuda_step_buffers
+from edged.memory.specs import (
+    ACTIVATIONS,
+    COMPRESSED_KEYS,
+    ELEMENT_BYTES,
+    KV_PAGES,
+    LOGITS,
+    PAGE_TOKENS,
+    WEIGHTS,
+    BufferSpec,
+)
+from edged.models.weights import weight_parts, weight_specs
+from plugins_trt.arena import COARSE_SLOTS, FINE_SLOTS
 
 if TYPE_CHECKING:
     from edged.config import ModelConfig
     from edged.models.architecture import Architecture
+    from plugins_trt.contract import SelectionRule
 
-PAGE_TOKENS = BLOCK
-"""Tokens of a page."""
-
-ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8}
-"""Bytes of an element, by dtype name."""
-
-WEIGHTS, KV_PAGES, ACTIVATIONS, LOGITS = (
-    "weights",
-    "KV pages",
-    "activations and scratch",
-    "logits and sampling",
-)
-"""Rows of the ledger that buffers belong to."""
+__all__ = [
+    "ACTIVATIONS",
+    "COMPRESSED_KEYS",
+    "ELEMENT_BYTES",
+    "HISTORY_TILE",
+    "KV_PAGES",
+    "LOGITS",
+    "NARROW_TOKENS",
+    "PAGE_TOKENS",
+    "SHARPENED",
+    "WEIGHTS",
+    "WEIGHT_TILE",
+    "BufferSpec",
+    "ModelPlan",
+    "step_buffers",
+    "weight_buffers",
+]
 
 HISTORY_TILE = 1024
 """Tokens of scattered (or converted) history that attention looks at in one piece."""
 
 WEIGHT_TILE = 1 << 20
 """Elements of a half-precision weight that are widened to fp32 at a time (4 MiB, which stays in the caches)."""
+
+PACKED_TILE = 1 << 19
+"""4-bit weights that are widened at a time, half of them in each of two products."""
 
 SHARPENED = 64
 """Logits a row that a narrow product computes again in fp32."""
@@ -55,10 +74,17 @@ class ModelPlan:
     prefill_chunk: int
     executor: str = "torch"
     device: str = "cpu"
+    selection: SelectionRule | None = None
+    """Which blocks sparse attention visits; None: it is dense."""
 
     @classmethod
     def of(cls, config: ModelConfig, architecture: Architecture) -> ModelPlan:
-        """The plan of a configured model (``executor: auto`` is torch until there is another)."""
+        """The plan of a configured model (``executor: auto`` is torch until there is another).
+
+        Raises:
+            CheckpointError: The model's ``sparse_config`` is refused.
+            ConfigError: The numbers of ``attention`` contradict each other.
+        """
         return cls(
             architecture=architecture,
             dtype=config.dtype,
@@ -67,6 +93,7 @@ class ModelPlan:
             prefill_chunk=config.prefill_chunk,
             executor="torch" if config.executor == "auto" else config.executor,
             device=config.device,
+            selection=selection_of(config.path, config.attention),
         )
 
     @property
@@ -86,38 +113,36 @@ class ModelPlan:
 
     @property
     def compute_dtype(self) -> str:
-        """Type of activations: half-precision weights compute in fp32."""
+        """Type of activations: on the CPU half-precision weights compute in fp32, on a GPU as they are."""
+        if self.device == "cuda":
+            return self.dtype
         return "float64" if self.dtype == "float64" else "float32"
 
 
-@dataclass(frozen=True)
-class BufferSpec:
-    """One buffer: its name, the ledger row it belongs to, its shape and dtype."""
-
-    name: str
-    row: str
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return math.prod(self.shape) * ELEMENT_BYTES[self.dtype]
-
-
 def weight_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
-    """The weights: matrices in the plan's dtype, vectors (norms, biases) in the type that activations have."""
+    """The weights: matrices in the plan's dtype, vectors (norms, biases) in the type that activations have.
+
+    A 4-bit matrix keeps its own types whatever the plan says (:func:`edged.models.weights.weight_parts`).
+    """
     return tuple(
-        BufferSpec(spec.name, WEIGHTS, spec.shape, plan.dtype if len(spec.shape) > 1 else plan.compute_dtype)
+        BufferSpec(
+            part.name,
+            WEIGHTS,
+            part.shape,
+            part.dtype or (plan.dtype if len(part.shape) > 1 else plan.compute_dtype),
+        )
         for spec in weight_specs(plan.architecture)
+        for part in weight_parts(spec)
     )
 
 
 def step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
-    """Everything else that the torch executor holds: pages, activations, scratch, logits.
+    """Everything else that the torch executor holds: pages, activations, scratch, logits."""
+    return cuda_step_buffers(plan) if plan.device == "cuda" else _cpu_step_buffers(plan)
 
-    T is the most tokens of a step, S the most sequences.
-    """
+
+def _cpu_step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
+    """On the CPU. T is the most tokens of a step, S the most sequences."""
     a = plan.architecture
     tokens, compute, stored = plan.step_tokens, plan.compute_dtype, plan.dtype
     all_heads = a.heads + 2 * a.kv_heads
@@ -164,6 +189,20 @@ def step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
             flat("narrow_in", widest_in, stored, rows=NARROW_TOKENS),
             flat("narrow_out", widest_out, stored, rows=NARROW_TOKENS),
             flat("weight_tile", max(WEIGHT_TILE, SHARPENED * widest_in), rows=1),
+        ]
+    if plan.selection is not None:
+        arena = (a.layers, plan.pages, a.kv_heads)
+        buffers += [
+            BufferSpec("fine", COMPRESSED_KEYS, (*arena, FINE_SLOTS, a.head_dim), stored),
+            BufferSpec("coarse", COMPRESSED_KEYS, (*arena, COARSE_SLOTS, a.head_dim), stored),
+        ]
+    if a.quantization is not None:
+        inputs = max(a.hidden, a.q_width, a.intermediate)
+        half = max(PACKED_TILE, inputs) // 2
+        buffers += [
+            flat("packed_in", inputs),
+            flat("packed_tile", half, rows=1),
+            flat("packed_octets", half, "uint8", rows=1),
         ]
     if stored == "float16":
         buffers.append(flat("wide_history", 2 * a.kv_width, compute, rows=HISTORY_TILE))

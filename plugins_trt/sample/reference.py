@@ -30,7 +30,8 @@ ROWS = 8
 FIRST_RANKS = 256
 """Ranks looked at first. A draw that needs more looks at all; the result is the same."""
 
-_SMALLEST_TEMPERATURE = 2.0**-126
+SMALLEST_TEMPERATURE = 2.0**-126
+"""Below it a temperature is 0."""
 
 
 def sample(
@@ -56,7 +57,7 @@ def sample(
         int32 ``[R]``, on the device of the logits.
     """
     drawn = logits.argmax(dim=1)  # [R]; the first of equal values
-    warm = [row for row, t in enumerate(temperatures) if t >= _SMALLEST_TEMPERATURE]
+    warm = [row for row, t in enumerate(temperatures) if t >= SMALLEST_TEMPERATURE]
     for start in range(0, len(warm), ROWS):
         rows = warm[start : start + ROWS]
 
@@ -110,14 +111,39 @@ def draw(
         int64 ``[n]``.
     """
     vocabulary = logits.shape[1]
-    limits = torch.where(top_ks == 0, vocabulary, top_ks.clamp(max=vocabulary))  # [n]
-    weights = torch.exp((logits - logits.amax(dim=1, keepdim=True)) / temperatures[:, None])  # [n, V]
-    rows = Rows(logits, weights, weights.sum(dim=1, dtype=torch.float64), limits, top_ps, numbers)
-    cutting = torch.where(limits < vocabulary, limits, 0)
+    rows = _weigh(logits, temperatures, top_ks, top_ps, numbers)
+    cutting = torch.where(rows.limits < vocabulary, rows.limits, 0)
     ids, certain = _among_first(rows, min(vocabulary, max(FIRST_RANKS, int(cutting.max()))))
     if not bool(certain.all()):
         ids[~certain] = _among_first(rows.only(~certain), vocabulary)[0]
     return ids
+
+
+def draw_from_all(
+    logits: torch.Tensor,
+    *,
+    temperatures: torch.Tensor,
+    top_ks: torch.Tensor,
+    top_ps: torch.Tensor,
+    numbers: torch.Tensor,
+) -> torch.Tensor:
+    """As :func:`draw`, without a look at any value on the host: a CUDA graph can hold it. Sorts all of each row."""
+    rows = _weigh(logits, temperatures, top_ks, top_ps, numbers)
+    return _among_first(rows, logits.shape[1])[0]
+
+
+def _weigh(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    top_ks: torch.Tensor,
+    top_ps: torch.Tensor,
+    numbers: torch.Tensor,
+) -> Rows:
+    """Step 2, and how many ranks top_k leaves."""
+    vocabulary = logits.shape[1]
+    limits = torch.where(top_ks == 0, vocabulary, top_ks.clamp(max=vocabulary))  # [n]
+    weights = torch.exp((logits - logits.amax(dim=1, keepdim=True)) / temperatures[:, None])  # [n, V]
+    return Rows(logits, weights, weights.sum(dim=1, dtype=torch.float64), limits, top_ps, numbers)
 
 
 def _among_first(rows: Rows, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:

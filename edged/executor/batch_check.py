@@ -1,0 +1,48 @@
+"""Refuses a step that would read or write outside an executor's buffers; such a step is a fault of the scheduler."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edged.errors import InternalError
+from edged.executor.base import PAGE_TOKENS
+
+if TYPE_CHECKING:
+    from edged.executor.base import ExecutorLimits, StepBatch
+
+
+def check_batch(batch: StepBatch, limits: ExecutorLimits) -> None:
+    """Hold a step against what the executor can take.
+
+    Raises:
+        InternalError: Too many tokens or sequences, boundaries that do not fit them, or a table that is too short.
+    """
+    tokens, sequences = len(batch.token_ids), len(batch.lengths)
+    if not 1 <= tokens <= limits.max_step_tokens:
+        raise InternalError(f"a step takes 1 to {limits.max_step_tokens} tokens, this one has {tokens}")
+    if not 1 <= sequences <= limits.max_sequences:
+        raise InternalError(f"a step takes 1 to {limits.max_sequences} sequences, this one has {sequences}")
+    starts = batch.sequence_starts
+    new = np.diff(starts)
+    if len(starts) != sequences + 1 or starts[0] != 0 or starts[-1] != tokens or (new < 1).any():
+        raise InternalError(
+            f"sequence_starts {starts.tolist()} do not cut {tokens} tokens into {sequences} sequences"
+        )
+    pages = -(-(batch.lengths + new) // PAGE_TOKENS)
+    for index, table in enumerate(batch.page_tables):
+        if len(table) < pages[index]:
+            raise InternalError(f"sequence {index} needs {pages[index]} pages, its table has {len(table)}")
+
+
+def check_sampling(batch: StepBatch) -> None:
+    """Refuse a step that does not say how each needed row is drawn.
+
+    Raises:
+        InternalError: Their numbers differ.
+    """
+    if len(batch.sampling) != len(batch.logit_rows):
+        raise InternalError(
+            f"{len(batch.logit_rows)} rows need a token, {len(batch.sampling)} say how to draw it"
+        )

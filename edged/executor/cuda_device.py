@@ -1,0 +1,211 @@
+"""The GPU of this process: one context that torch and PyCUDA share, one stream, pinned memory, captured graphs."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from edged.errors import UnsupportedError
+from plugins_trt.argmax.launch import Argmaxer
+from plugins_trt.attention.launch import Attender
+from plugins_trt.embedding.launch import Embedder
+from plugins_trt.registry import Kernels, KernelsError
+from plugins_trt.rms_norm.launch import RmsNormalizer
+from plugins_trt.silu_mul.launch import SiluMultiplier
+from plugins_trt.skinny_linear.launch import SkinnyLinearMultiplier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from edged.executor.cuda_linear import SkinnyMultiply
+    from edged.memory.buffers import ModelPlan
+    from plugins_trt.argmax.contract import Argmax
+    from plugins_trt.attention.contract import Attention
+    from plugins_trt.embedding.contract import Embedding
+    from plugins_trt.rms_norm.contract import RmsNorm
+    from plugins_trt.silu_mul.contract import SiluMul
+
+    Words = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class StepKernels:
+    """The operators of one model; a call enqueues one on the device's stream."""
+
+    embedding: Callable[[Embedding], None]
+    rms_norm: Callable[[RmsNorm], None]
+    silu_mul: Callable[[SiluMul], None]
+    attention: Callable[[Attention], None]
+    argmax: Callable[[Argmax], None]
+    linear: SkinnyMultiply
+
+
+class Device(Protocol):
+    """What the executor asks of the device it runs on."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where its tensors live."""
+
+    @property
+    def multiprocessors(self) -> int:
+        """How many it has."""
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """Inside, torch's work goes to the device's stream."""
+
+    def host_words(self, count: int) -> Words:
+        """Host memory that copies to the device read directly."""
+
+    def upload(self, target: torch.Tensor, source: Words) -> None:
+        """Enqueue a copy from :meth:`host_words`."""
+
+    def download(self, target: Words, source: torch.Tensor) -> None:
+        """Enqueue a copy to :meth:`host_words`."""
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Run ``work`` once and give back what enqueues it again."""
+
+    def synchronize(self) -> None:
+        """Wait for everything that was enqueued."""
+
+    def kernels(self, plan: ModelPlan) -> StepKernels:
+        """The operators for a model's dtype and heads."""
+
+    def close(self) -> None:
+        """Give back what is not the buffers'."""
+
+
+class CudaDevice:
+    """The first GPU.
+
+    Raises:
+        UnsupportedError: There is no GPU, torch was built without CUDA, or PyCUDA is missing; says which.
+    """
+
+    def __init__(self) -> None:
+        try:
+            driver: Any = importlib.import_module("pycuda.driver")
+        except ImportError as error:
+            raise UnsupportedError(
+                f"device: cuda needs PyCUDA, which does not load here ({error}): pip install edged[gpu]",
+                field="device",
+            ) from None
+        if not torch.cuda.is_available():
+            why = "finds no GPU" if torch.version.cuda else "was built without CUDA"
+            raise UnsupportedError(
+                f"device: cuda, but torch {torch.__version__} {why}: install a driver and a torch for CUDA, "
+                "or set device to cpu",
+                field="device",
+            )
+        torch.zeros(1, device="cuda")  # makes the primary context, which PyCUDA then shares
+        self._driver = driver
+        driver.init()
+        self._context = driver.Device(torch.cuda.current_device()).retain_primary_context()
+        self._context.push()
+        self._stream = driver.Stream()
+        self._torch_stream = torch.cuda.ExternalStream(self._stream.handle)
+        self._kernels = Kernels.of_current_device()
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._pool = torch.cuda.graph_pool_handle()
+
+    @property
+    def torch_device(self) -> torch.device:
+        """``cuda``."""
+        return torch.device("cuda", torch.cuda.current_device())
+
+    @property
+    def multiprocessors(self) -> int:
+        """132 on an H200."""
+        return self._kernels.multiprocessors
+
+    @property
+    def torch_stream(self) -> torch.cuda.Stream:
+        """The stream of all work, for events."""
+        return self._torch_stream
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """Inside, torch's work goes to the stream that PyCUDA made."""
+        return torch.cuda.stream(self._torch_stream)
+
+    def host_words(self, count: int) -> Words:
+        """Page-locked memory, zeros."""
+        words: Words = self._driver.pagelocked_zeros(count, "int32")
+        return words
+
+    def upload(self, target: torch.Tensor, source: Words) -> None:
+        """Enqueue a copy; captured, it reads what is there when the graph runs."""
+        self._driver.memcpy_htod_async(target.data_ptr(), source, self._stream)
+
+    def download(self, target: Words, source: torch.Tensor) -> None:
+        """Enqueue a copy; after :meth:`synchronize` it is there."""
+        self._driver.memcpy_dtoh_async(target, source.data_ptr(), self._stream)
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Capture a CUDA graph; ``work`` runs once before, so that whatever it loads or allocates is there."""
+        with self.scope():
+            work()
+            self.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            # What is allocated while capturing is used by one graph at a time, so they share it.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                graph.capture_end()
+        self._graphs.append(graph)
+
+        def replay() -> None:
+            with self.scope():
+                graph.replay()
+
+        return replay
+
+    def synchronize(self) -> None:
+        """Wait for the stream."""
+        self._stream.synchronize()
+
+    def kernels(self, plan: ModelPlan) -> StepKernels:
+        """Load them.
+
+        Raises:
+            UnsupportedError: No compiled kernels suit the device.
+        """
+        a, find, stream = plan.architecture, self._kernels.operator, self._stream
+        try:
+            embed = Embedder(find("embedding"), dtype=plan.dtype)
+            norm = RmsNormalizer(find("rms_norm"), dtype=plan.dtype)
+            multiply = SiluMultiplier(find("silu_mul"), dtype=plan.dtype)
+            best = Argmaxer(find("argmax"), dtype="float32")
+            skinny = SkinnyLinearMultiplier(
+                find("skinny_linear"), multiprocessors=self.multiprocessors, dtype=plan.dtype
+            )
+            attend = Attender(
+                self._kernels, dtype=plan.dtype, heads=a.heads, kv_heads=a.kv_heads, head_dim=a.head_dim
+            )
+        except KernelsError as error:
+            raise UnsupportedError(f"device: cuda: {error}", field="device") from error
+        return StepKernels(
+            embedding=lambda args: embed(args, stream),
+            rms_norm=lambda args: norm(args, stream),
+            silu_mul=lambda args: multiply(args, stream),
+            attention=lambda args: attend(args, stream),
+            argmax=lambda args: best(args, stream),
+            linear=lambda args: skinny(args, stream),
+        )
+
+    def close(self) -> None:
+        """Drop the graphs and leave the context."""
+        self.synchronize()
+        for graph in self._graphs:
+            graph.reset()
+        self._graphs = []
+        torch.cuda.empty_cache()
+        self._context.pop()

@@ -1,0 +1,295 @@
+"""The torch executor on a GPU: one model in this process, each bucket of steps a captured CUDA graph.
+
+A step is one copy (tokens, positions, page tables, how rows are drawn), one graph, and the ids of the drawn tokens on
+their way back. Padding rows belong to no sequence: they write no page and are never looked at.
+
+Supported dtypes of weights, activations and KV: bfloat16 and float16; sums are fp32 everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from edged.errors import LedgerError, UnsupportedError
+from edged.executor.base import Executor, ExecutorLimits
+from edged.executor.batch_check import check_batch, check_sampling
+from edged.executor.cuda_operators import CudaOperators
+from edged.executor.cuda_sampling import draw_warm
+from edged.executor.cuda_staging import Staging
+from edged.executor.host_sampler import draw as draw_on_host
+from edged.executor.torch_buffers import allocate
+from edged.executor.torch_weights import read_weights
+from edged.memory.buffers import ModelPlan, step_buffers, weight_buffers
+from edged.memory.cuda_buffers import (
+    MULTIPROCESSORS,
+    attention_workspace,
+    bucket_sizes,
+    logit_rows,
+)
+from edged.models.architecture import Architecture
+from edged.models.decoder import Decoder
+from plugins_trt.argmax.contract import Argmax
+from plugins_trt.contract import DeviceArray, LaunchError, check_heads
+from plugins_trt.skinny_linear.contract import STEP
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from edged.config import ModelConfig
+    from edged.executor.base import FloatArray, Int32Array, Progress, SamplingRow, StepBatch
+    from edged.executor.cuda_device import Device, StepKernels
+
+DTYPES = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A captured step."""
+
+    tokens: int
+    rows: int
+    replay: Callable[[], None]
+    draw: Callable[[], None]
+    """Draws the rows with a temperature, after ``replay``."""
+
+
+class CudaExecutor(Executor):
+    """Runs one configured model on a GPU.
+
+    Args:
+        config: The model's part of the configuration.
+        open_device: Makes the device; the first GPU by default.
+
+    Raises:
+        CheckpointError: The model folder's ``config.json`` is refused.
+        UnsupportedError: A dtype or a head layout that the kernels do not have.
+    """
+
+    def __init__(self, config: ModelConfig, open_device: Callable[[], Device] | None = None) -> None:
+        if config.dtype not in DTYPES:
+            raise UnsupportedError(
+                f"model {config.name}: dtype {config.dtype!r} does not run on device cuda; set {' or '.join(DTYPES)}",
+                field="dtype",
+            )
+        self._folder = config.path
+        self.plan = plan = ModelPlan.of(config, Architecture.read(config.path))
+        _check_architecture(config.name, plan.architecture)
+        self._open_device = open_device
+        self._limits = ExecutorLimits(
+            max_step_tokens=plan.step_tokens,
+            max_sequences=plan.max_sequences,
+            context_length=plan.context_length,
+            pages=plan.pages,
+            vocabulary=plan.architecture.vocabulary,
+        )
+        self.buffers: dict[str, torch.Tensor] = {}
+        """Every tensor that lives as long as the executor, by the name of its spec."""
+
+    @property
+    def limits(self) -> ExecutorLimits:
+        """The loaded limits."""
+        return self._limits
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        """The captured steps, by rising size."""
+        return self._buckets
+
+    def load(self, progress: Progress) -> None:
+        """Allocate everything, read the weights into their places, capture every bucket."""
+        plan = self.plan
+        self.device = _open_gpu() if self._open_device is None else self._open_device()
+        if self.device.multiprocessors > MULTIPROCESSORS:
+            raise LedgerError(
+                f"this device has {self.device.multiprocessors} multiprocessors; scratch memory is planned for "
+                f"{MULTIPROCESSORS}: report this card"
+            )
+        with self.device.scope():
+            specs = (*weight_buffers(plan), *step_buffers(plan))
+            self.buffers = allocate(specs, self.device.torch_device, progress)
+            progress("allocating", len(specs), len(specs))
+            self._fill_weights(progress)
+            self._fill_angles()
+            self.device.synchronize()
+        self._kernels: StepKernels = self.device.kernels(plan)
+        self._decoder = Decoder(plan.architecture, self.buffers)
+        self._staging = Staging(plan, self.device.host_words(len(self.buffers["step"])))
+        rows = logit_rows(plan, bucket_sizes(plan)[-1])
+        self._drawn = self.device.host_words(rows)
+        self._logits = self.device.host_words(plan.architecture.vocabulary).view(np.float32)
+        self._capture_buckets(progress)
+
+    def step(self, batch: StepBatch) -> Int32Array:
+        """Run one step and draw a token for each needed row, int32 [R]."""
+        check_batch(batch, self._limits)
+        check_sampling(batch)
+        bucket = self._bucket_of(len(batch.token_ids))
+        needed = batch.logit_rows
+        if len(needed) > bucket.rows:
+            return draw_on_host(self.logits(batch), batch.sampling)
+        places = self._stage(batch, bucket)
+        warm = self._staging.write_sampling(places, batch.sampling)
+        self.device.upload(self.buffers["step"], self._staging.words)
+        bucket.replay()
+        if warm:
+            bucket.draw()
+        self.device.synchronize()
+        drawn: Int32Array = self._drawn[places]
+        for index, row in enumerate(batch.sampling):
+            if not row.simple:
+                drawn[index] = self._draw_on_host(int(places[index]), row)
+        return drawn
+
+    def logits(self, batch: StepBatch) -> FloatArray:
+        """Run one step and return the needed rows' logits, fp32 [R, V]."""
+        check_batch(batch, self._limits)
+        bucket, needed = self._bucket_of(len(batch.token_ids)), batch.logit_rows
+        if len(needed) > bucket.rows:
+            return self._logits_of_every_row(batch, bucket.tokens)
+        places = self._stage(batch, bucket)
+        self.device.upload(self.buffers["step"], self._staging.words)
+        bucket.replay()
+        result = np.empty((len(needed), self._limits.vocabulary), np.float32)
+        for index, place in enumerate(places.tolist()):
+            result[index] = self._fetch_logits(place)
+        self.device.synchronize()
+        return result
+
+    def close(self) -> None:
+        """Drop graphs and buffers, and leave the device."""
+        self._buckets: tuple[Bucket, ...] = ()
+        for name in ("_kernels", "_decoder", "_staging"):
+            self.__dict__.pop(name, None)
+        self.buffers = {}
+        device = self.__dict__.pop("device", None)
+        if device is not None:
+            device.close()
+
+    def _fill_weights(self, progress: Progress) -> None:
+        """Read the model folder."""
+        read_weights(self._folder, self.plan.architecture, self.buffers, progress)
+
+    def _fill_angles(self) -> None:
+        """Cos and sin of every position: fp32 products, as the published code has them."""
+        a, cosine, sine = self.plan.architecture, self.buffers["cosine"], self.buffers["sine"]
+        frequencies = a.rope.inverse_frequencies(a.head_dim, self.plan.context_length)  # [D / 2]
+        positions = torch.arange(len(cosine), dtype=torch.float32)[:, None]
+        angles = positions * torch.from_numpy(frequencies)[None, :]  # [positions, D / 2], on the host
+        factor = a.rope.attention_factor
+        cosine.copy_(angles.cos() * factor)
+        sine.copy_(angles.sin() * factor)
+
+    @torch.inference_mode()
+    def _capture_buckets(self, progress: Progress) -> None:
+        """Capture every bucket, the largest first: the others then find all memory that any of them needs."""
+        plan = self.plan
+        sizes = bucket_sizes(plan)
+        arrived = self.buffers["arrived"]
+        draws: dict[int, Callable[[], None]] = {}
+        buckets = []
+        self._staging.words[:] = 0  # no sequence: only padding runs
+        self._staging.words[: sizes[-1]] = -1
+        self.device.upload(self.buffers["step"], self._staging.words)
+        for index, tokens in enumerate(reversed(sizes)):
+            progress("capturing graphs", index, len(sizes))
+            if attention_workspace(plan, tokens, self.device.multiprocessors) > len(
+                self.buffers["attention_workspace"]
+            ):
+                raise LedgerError(
+                    f"a step of {tokens} tokens needs more scratch memory on this device than was planned"
+                )
+            operators = CudaOperators(plan, self.buffers, self._kernels, tokens)
+            rows = operators.rows
+            replay = self.device.capture(lambda operators=operators: self._forward(operators))  # type: ignore[misc]
+            if rows not in draws:
+                draws[rows] = self.device.capture(lambda operators=operators: self._draw(operators))  # type: ignore[misc]
+            buckets.append(Bucket(tokens, rows, replay, draws[rows]))
+        self.device.synchronize()
+        assert not arrived.any(), "selection leaves its counters at zero"  # noqa: S101
+        progress("capturing graphs", len(sizes), len(sizes))
+        self._buckets = tuple(reversed(buckets))
+
+    def _forward(self, operators: CudaOperators) -> None:
+        """One step up to the largest logit of each row, on its way to the host."""
+        operators.restart()
+        logits = self._decoder.forward(operators)
+        drawn = self.buffers["drawn"][: operators.rows]
+        self._kernels.argmax(Argmax(DeviceArray.of(logits), DeviceArray.of(drawn)))
+        self.device.download(self._drawn[: operators.rows], drawn)
+
+    def _draw(self, operators: CudaOperators) -> None:
+        """What follows where a row has a temperature."""
+        drawn = self.buffers["drawn"][: operators.rows]
+        draw_warm(operators.data, operators.logits_out, drawn)
+        self.device.download(self._drawn[: operators.rows], drawn)
+
+    def _bucket_of(self, tokens: int) -> Bucket:
+        return next(bucket for bucket in self._buckets if bucket.tokens >= tokens)
+
+    def _stage(self, batch: StepBatch, bucket: Bucket) -> Int32Array:
+        """Write a step; return the row of logits of each needed row."""
+        self._staging.write(batch, bucket.tokens)
+        if bucket.rows == bucket.tokens:
+            return batch.logit_rows
+        self._staging.write_needed(batch.logit_rows)
+        return np.arange(len(batch.logit_rows), dtype=np.int32)
+
+    def _fetch_logits(self, place: int) -> FloatArray:
+        """One row of logits of the step that was enqueued last, fp32 [V]; valid until the next call."""
+        self.device.download(self._logits.view(np.int32), self.buffers["logits"][place])
+        self.device.synchronize()
+        return self._logits
+
+    def _draw_on_host(self, place: int, row: SamplingRow) -> int:
+        return int(draw_on_host(self._fetch_logits(place)[None], [row])[0])
+
+    @torch.inference_mode()
+    def _logits_of_every_row(self, batch: StepBatch, tokens: int) -> FloatArray:
+        """More rows than a bucket's graph computes (a tool asks for that, no scheduler): the same work, not captured."""
+        operators = CudaOperators(self.plan, self.buffers, self._kernels, tokens, every_row=True)
+        self._staging.write(batch, tokens)
+        result = np.empty((len(batch.logit_rows), self._limits.vocabulary), np.float32)
+        with self.device.scope():
+            self.device.upload(self.buffers["step"], self._staging.words)
+            operators.restart()
+            self._decoder.forward(operators)
+            for index, row in enumerate(batch.logit_rows.tolist()):
+                hidden = operators.normed[row : row + 1]
+                operators.one_row_of_logits(hidden, self._decoder.head, self.plan.architecture.logit_divisor)
+                result[index] = self._fetch_logits(0)
+        return result
+
+
+def _open_gpu() -> Device:
+    from edged.executor.cuda_device import CudaDevice  # noqa: PLC0415 - tests bring a device of their own
+
+    return CudaDevice()
+
+
+def _check_architecture(name: str, architecture: Architecture) -> None:
+    """Refuse what the kernels have no tile for.
+
+    Raises:
+        UnsupportedError: Names the key of ``config.json``.
+    """
+    a = architecture
+    if getattr(a, "quantization", None) is not None:
+        raise UnsupportedError(
+            f"model {name}: 4-bit weights do not run on device cuda yet; set device to cpu", field="device"
+        )
+    try:
+        check_heads(a.heads, a.kv_heads, a.head_dim)
+    except LaunchError as error:
+        raise UnsupportedError(
+            f"model {name} on device cuda: {error}; set device to cpu", field="device"
+        ) from None
+    for key, size, multiple in (("hidden_size", a.hidden, STEP), ("intermediate_size", a.intermediate, 8)):
+        if size % multiple:
+            raise UnsupportedError(
+                f"model {name} on device cuda: {key} {size} is no multiple of {multiple}; set device to cpu",
+                field="device",
+            )

@@ -1,0 +1,256 @@
+"""The decoder's operators on a GPU, for one bucket: every call enqueues work on buffers that were made at load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from edged.executor.cuda_linear import CudaLinear
+from edged.memory.cuda_buffers import StepLayout, logit_rows
+from edged.memory.specs import PAGE_TOKENS
+from plugins_trt.arena import COARSE_SLOTS, FINE_SLOTS, Arena, Pool
+from plugins_trt.attention.contract import Attention
+from plugins_trt.contract import Batch, DeviceArray
+from plugins_trt.embedding.contract import Embedding
+from plugins_trt.rms_norm.contract import RmsNorm
+from plugins_trt.silu_mul.contract import SiluMul
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from edged.executor.cuda_device import StepKernels
+    from edged.memory.buffers import ModelPlan
+    from edged.models.operators import Linear
+
+_of = DeviceArray.of
+
+
+def make_arena(plan: ModelPlan, buffers: Mapping[str, torch.Tensor]) -> Arena:
+    """Where the kernels find keys, values and compressed keys of every layer.
+
+    Without a selection rule compressed keys have one place, which every page and head overwrites and nobody reads.
+    """
+    a = plan.architecture
+
+    def pool(name: str, slots: int, *, shared: bool = False) -> Pool:
+        pointer = buffers[name].data_ptr()
+        if shared:
+            return Pool(pointer, 0, 0, 0)
+        head = slots * a.head_dim
+        return Pool(pointer, plan.pages * a.kv_heads * head, a.kv_heads * head, head)
+
+    dense = plan.selection is None
+    return Arena(
+        a.layers,
+        plan.pages,
+        a.kv_heads,
+        a.head_dim,
+        plan.dtype,
+        keys=pool("keys", PAGE_TOKENS),
+        values=pool("values", PAGE_TOKENS),
+        fine=pool("fine", FINE_SLOTS, shared=dense),
+        coarse=pool("coarse", COARSE_SLOTS, shared=dense),
+    )
+
+
+@dataclass(frozen=True)
+class StepData:
+    """What a step brings, as views of the one buffer that a copy fills; sizes are a bucket's."""
+
+    token_ids: torch.Tensor  # int32 [T]
+    positions: torch.Tensor  # int32 [T]
+    starts: torch.Tensor  # int32 [S + 1]
+    lengths: torch.Tensor  # int32 [S]
+    tables: torch.Tensor  # int32 [S, pages of a sequence]
+    needed: torch.Tensor  # int32 [R]
+    temperatures: torch.Tensor  # float32 [R]
+    top_ks: torch.Tensor  # int32 [R]
+    top_ps: torch.Tensor  # float64 [R]
+    numbers: torch.Tensor  # float64 [R]
+
+    @classmethod
+    def of(cls, plan: ModelPlan, step: torch.Tensor, tokens: int, rows: int) -> StepData:
+        """Views of the buffer ``step`` for a bucket of ``tokens`` and ``rows`` of logits."""
+        at = StepLayout.of(plan)
+
+        def part(start: int, count: int) -> torch.Tensor:
+            return step[start : start + count]
+
+        pages = plan.pages_per_sequence
+        return cls(
+            token_ids=part(at.token_ids, tokens),
+            positions=part(at.positions, tokens),
+            starts=part(at.starts, plan.max_sequences + 1),
+            lengths=part(at.lengths, plan.max_sequences),
+            tables=part(at.tables, plan.max_sequences * pages).view(plan.max_sequences, pages),
+            needed=part(at.needed, rows),
+            temperatures=part(at.temperatures, rows).view(torch.float32),
+            top_ks=part(at.top_ks, rows),
+            top_ps=part(at.top_ps, 2 * rows).view(torch.float64),
+            numbers=part(at.numbers, 2 * rows).view(torch.float64),
+        )
+
+    @property
+    def batch(self) -> Batch:
+        """The kernels' view of it."""
+        return Batch(
+            sequence_starts=_of(self.starts),
+            lengths=_of(self.lengths),
+            page_tables=_of(self.tables),
+            positions=_of(self.positions),
+        )
+
+
+class CudaOperators:
+    """:class:`edged.models.operators.Operators` for steps of one bucket.
+
+    Args:
+        plan: The model's plan.
+        buffers: Every buffer of the plan, by name.
+        kernels: The operators of the device.
+        tokens: T, the bucket.
+        every_row: Logits are wanted for all T rows (in groups, through ``groups``), not for the needed ones.
+    """
+
+    def __init__(
+        self,
+        plan: ModelPlan,
+        buffers: Mapping[str, torch.Tensor],
+        kernels: StepKernels,
+        tokens: int,
+        *,
+        every_row: bool = False,
+    ) -> None:
+        a = plan.architecture
+        self._a = a
+        self._buffers = buffers
+        self._kernels = kernels
+        self._linear = CudaLinear(kernels.linear)
+        self._rule = plan.selection
+        self.rows = logit_rows(plan, tokens)
+        """R, rows of logits that come out."""
+        self._gathers = not every_row and self.rows < tokens
+        self.data = StepData.of(plan, buffers["step"], tokens, self.rows)
+        self._arena = make_arena(plan, buffers)
+        self._batch = self.data.batch
+        self._all = self._views(tokens, "")
+        self._needed = self._views(self.rows, "needed_") if self._gathers else self._all
+        self._now = self._all
+        self.normed = self._needed["normed"]
+        """What the LM head sees when the forward has run, ``[R, H]``, or all T rows."""
+        self.logits_out = buffers["logits"][: self.rows]
+
+    def restart(self) -> None:
+        """Before each forward."""
+        self._now = self._all
+
+    def embedding(self, table: torch.Tensor, scale: float) -> torch.Tensor:
+        """``[V, H]`` to ``[T, H]``."""
+        hidden = self._now["hidden"]
+        self._kernels.embedding(Embedding(_of(self.data.token_ids), _of(table), _of(hidden), scale))
+        return hidden
+
+    def rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """``[.., H]`` to ``[.., H]``."""
+        return self._norm(hidden, weight, None, 1.0)
+
+    def add_rms_norm(
+        self, hidden: torch.Tensor, branch: torch.Tensor, scale: float, weight: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``[.., H]`` twice; adds in place."""
+        return hidden, self._norm(hidden, weight, branch, scale)
+
+    def linear(self, x: torch.Tensor, layer: Linear[torch.Tensor]) -> torch.Tensor:
+        """``[.., in]`` to ``[.., out]``."""
+        out = self._now[{"qkv": "qkv", "gate_up": "gate_up"}.get(layer.part, "branch")]
+        return self._linear(x, layer, out)
+
+    def attention(
+        self, qkv: torch.Tensor, layer: int, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
+    ) -> torch.Tensor:
+        """``[T, (heads + 2 kv_heads) D]`` to ``[T, heads D]``."""
+        a, rows = self._a, qkv.shape[0]
+        heads = qkv.view(rows, a.heads + 2 * a.kv_heads, a.head_dim)
+        keys = a.heads + a.kv_heads
+        attended = self._now["attended"]
+        self._kernels.attention(
+            Attention(
+                batch=self._batch,
+                arena=self._arena,
+                layer=layer,
+                q=_of(heads[:, : a.heads]),
+                k=_of(heads[:, a.heads : keys]),
+                v=_of(heads[:, keys:]),
+                out=_of(attended.view(rows, a.heads, a.head_dim)),
+                cosine=_of(self._buffers["cosine"]),
+                sine=_of(self._buffers["sine"]),
+                workspace=_of(self._buffers["attention_workspace"]),
+                arrived=_of(self._buffers["arrived"]),
+                q_norm=None if q_norm is None else _of(q_norm),
+                k_norm=None if k_norm is None else _of(k_norm),
+                epsilon=a.norm_eps,
+                rule=self._rule,
+            )
+        )
+        return attended
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """``[.., 2 I]`` to ``[.., I]``."""
+        size, out = self._a.intermediate, self._now["activated"]
+        self._kernels.silu_mul(SiluMul(_of(gate_up[:, :size]), _of(gate_up[:, size:]), _of(out)))
+        return out
+
+    def needed_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """``[T, ..]`` to ``[R, ..]``: a gather, which is what the embedding kernel does."""
+        if not self._gathers:
+            return x
+        name = "hidden" if x is self._all["hidden"] else "attended"
+        self._now = self._needed
+        out = self._needed[name]
+        self._kernels.embedding(Embedding(_of(self.data.needed), _of(x), _of(out)))
+        return out
+
+    def logits(self, hidden: torch.Tensor, head: Linear[torch.Tensor], divisor: float) -> torch.Tensor:
+        """``[R, H]`` to fp32 ``[R, V]``; of all T rows, the first R."""
+        return self._linear.logits(hidden[: self.rows], head, self.logits_out, 1.0 / divisor)
+
+    def one_row_of_logits(self, hidden: torch.Tensor, head: Linear[torch.Tensor], divisor: float) -> None:
+        """``[1, H]`` into the first row of the logits."""
+        self._linear.logits(hidden, head, self.logits_out[:1], 1.0 / divisor)
+
+    def _norm(
+        self, hidden: torch.Tensor, weight: torch.Tensor, branch: torch.Tensor | None, scale: float
+    ) -> torch.Tensor:
+        normed = self._now["normed"]
+        self._kernels.rms_norm(
+            RmsNorm(
+                residual=_of(hidden),
+                weight=_of(weight),
+                out=_of(normed),
+                branch=None if branch is None else _of(branch),
+                scale=scale,
+                epsilon=self._a.norm_eps,
+            )
+        )
+        return normed
+
+    def _views(self, rows: int, prefix: str) -> dict[str, torch.Tensor]:
+        """The activations of ``rows`` tokens; the needed rows' must not overwrite what they are taken from."""
+        a = self._a
+        widths = {
+            "hidden": a.hidden,
+            "normed": a.hidden,
+            "qkv": a.qkv_width,
+            "attended": a.q_width,
+            "branch": a.hidden,
+            "gate_up": 2 * a.intermediate,
+            "activated": a.intermediate,
+        }
+        return {
+            name: self._buffers[prefix + name if prefix + name in self._buffers else name][
+                : rows * width
+            ].view(rows, width)
+            for name, width in widths.items()
+        }

@@ -1,0 +1,91 @@
+"""A step's data on its way to the device: written into one host buffer, brought over by one copy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edged.memory.cuda_buffers import StepLayout
+from edged.memory.specs import PAGE_TOKENS
+from plugins_trt.sample.philox import uniform
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edged.executor.base import Int32Array, SamplingRow, StepBatch
+    from edged.executor.cuda_device import Words
+    from edged.memory.buffers import ModelPlan
+
+_PADDING = -1
+
+
+class Staging:
+    """Writes steps.
+
+    Args:
+        plan: The model's plan.
+        words: Host memory of :attr:`StepLayout.words` words, which the device's copies read directly.
+    """
+
+    def __init__(self, plan: ModelPlan, words: Words) -> None:
+        at = StepLayout.of(plan)
+        sequences, pages = plan.max_sequences, plan.pages_per_sequence
+        self.words = words
+        self._token_ids = words[at.token_ids : at.positions]
+        self._positions = words[at.positions : at.starts]
+        self._starts = words[at.starts : at.starts + sequences + 1]
+        self._lengths = words[at.lengths : at.lengths + sequences]
+        self._needed = words[at.needed : at.temperatures]
+        self._temperatures = words[at.temperatures : at.top_ks].view(np.float32)
+        self._top_ks = words[at.top_ks : at.top_ps]
+        self._top_ps = words[at.top_ps : at.numbers].view(np.float64)
+        self._numbers = words[at.numbers : at.tables].view(np.float64)
+        self._tables = words[at.tables : at.tables + sequences * pages].reshape(sequences, pages)
+
+    def write(self, batch: StepBatch, tokens: int) -> None:
+        """Tokens, boundaries and pages of a step, padded to a bucket of ``tokens``."""
+        count, sequences = len(batch.token_ids), len(batch.lengths)
+        self._token_ids[:count] = batch.token_ids
+        self._token_ids[count:tokens] = _PADDING
+        self._positions[:count] = batch.positions
+        self._positions[count:tokens] = 0
+        self._starts[: sequences + 1] = batch.sequence_starts
+        self._starts[sequences + 1 :] = count
+        self._lengths[:sequences] = batch.lengths
+        self._lengths[sequences:] = 0
+        starts, lengths = batch.sequence_starts.tolist(), batch.lengths.tolist()
+        for index, table in enumerate(batch.page_tables):
+            new = starts[index + 1] - starts[index]
+            used = -(-(lengths[index] + new) // PAGE_TOKENS)
+            self._tables[index, :used] = table[:used]
+
+    def write_needed(self, rows: Int32Array) -> None:
+        """The rows whose logits are gathered; the others of the bucket give zeros."""
+        self._needed[: len(rows)] = rows
+        self._needed[len(rows) :] = _PADDING
+
+    def write_sampling(self, places: Int32Array, sampling: Sequence[SamplingRow]) -> bool:
+        """How rows of logits are drawn.
+
+        Args:
+            places: Their rows of logits.
+            sampling: How each is drawn.
+
+        Returns:
+            Whether any row has to be drawn rather than to take the largest logit.
+        """
+        warm = [
+            (place, row)
+            for place, row in zip(places.tolist(), sampling, strict=True)
+            if row.simple and row.temperature > 0.0
+        ]
+        if not warm:
+            return False
+        self._temperatures[:] = 0.0
+        for place, row in warm:
+            self._temperatures[place] = row.temperature
+            self._top_ks[place] = min(row.top_k, 2**31 - 1)
+            self._top_ps[place] = row.top_p
+            self._numbers[place] = uniform(row.seed, row.position)
+        return True

@@ -1,0 +1,141 @@
+"""What the torch executor holds on a GPU: the buckets of its steps, the data a step brings, and every buffer.
+
+Sizes must be known where there is no GPU (the daemon loads no CUDA runtime), so scratch memory is planned for the most
+multiprocessors that any supported device has; the executor checks that its device has no more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edged.memory.specs import (
+    ACTIVATIONS,
+    COMPRESSED_KEYS,
+    KV_PAGES,
+    LOGITS,
+    PAGE_TOKENS,
+    BufferSpec,
+)
+from plugins_trt.arena import COARSE_SLOTS, FINE_SLOTS
+from plugins_trt.attention.contract import Layout
+from plugins_trt.contract import MAX_DECODE, ceil_div, round_up
+
+if TYPE_CHECKING:
+    from edged.memory.buffers import ModelPlan
+
+MULTIPROCESSORS = 192
+"""Most multiprocessors of a device that scratch memory is planned for (the largest RTX cards have 188)."""
+
+LARGEST_POWER = 2048
+"""Up to here buckets are powers of two; one more takes the longest step, if that is longer."""
+
+_ALIGNMENT = 4
+"""Words between the starts of two parts of a step's data: 16 bytes."""
+
+
+def bucket_sizes(plan: ModelPlan) -> tuple[int, ...]:
+    """Tokens of each captured step: 1, 2, 4 … 2048, as far as the plan's steps reach, and the longest step itself."""
+    sizes = []
+    size = 1
+    while size <= LARGEST_POWER and size < plan.step_tokens:
+        sizes.append(size)
+        size *= 2
+    longest = size if size <= MAX_DECODE else round_up(plan.step_tokens, 16)
+    return (*sizes, longest)
+
+
+def logit_rows(plan: ModelPlan, tokens: int) -> int:
+    """Rows of logits that a bucket of ``tokens`` computes: one for each sequence that can be in it."""
+    rows = 1
+    while rows < plan.max_sequences:
+        rows *= 2
+    return min(tokens, rows)
+
+
+@dataclass(frozen=True)
+class StepLayout:
+    """Where the data of a step lies, in 32-bit words from its start: T tokens, S sequences, R rows of logits.
+
+    The host writes all of it into one pinned buffer; one copy brings it to the device.
+    """
+
+    token_ids: int  # int32 [T]; -1 in padding
+    positions: int  # int32 [T]
+    starts: int  # int32 [S + 1]
+    lengths: int  # int32 [S]
+    needed: int  # int32 [R]
+    temperatures: int  # float32 [R]
+    top_ks: int  # int32 [R]
+    top_ps: int  # float64 [R]
+    numbers: int  # float64 [R]
+    tables: int  # int32 [S, pages of a sequence]
+    words: int
+
+    @classmethod
+    def of(cls, plan: ModelPlan) -> StepLayout:
+        """The layout of a plan's largest bucket; smaller ones use the first elements of each part."""
+        tokens, sequences = bucket_sizes(plan)[-1], plan.max_sequences
+        rows = logit_rows(plan, tokens)
+        places = [0]
+        sizes = (tokens, tokens, sequences + 1, sequences, rows, rows, rows, 2 * rows, 2 * rows)
+        for size in (*sizes, sequences * plan.pages_per_sequence):
+            places.append(round_up(places[-1] + size, _ALIGNMENT))
+        return cls(*places)
+
+
+def attention_workspace(plan: ModelPlan, tokens: int, multiprocessors: int = MULTIPROCESSORS) -> int:
+    """Bytes of scratch memory that one layer's attention needs in a bucket of ``tokens``."""
+    a = plan.architecture
+    return Layout.of(
+        tokens=tokens,
+        sequences=plan.max_sequences,
+        heads=a.heads,
+        kv_heads=a.kv_heads,
+        head_dim=a.head_dim,
+        max_pages=plan.pages_per_sequence,
+        multiprocessors=multiprocessors,
+        rule=plan.selection,
+    ).total
+
+
+def cuda_step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
+    """Everything beside the weights: pages, compressed keys, activations, scratch, a step's data, logits.
+
+    Without a selection rule nobody reads compressed keys: all of them then share one place.
+    """
+    a = plan.architecture
+    sizes = bucket_sizes(plan)
+    tokens = sizes[-1]
+    rows = logit_rows(plan, tokens)
+    stored = plan.dtype
+    arena = (a.layers, plan.pages, a.kv_heads)
+    compressed = arena if plan.selection is not None else (1, 1, 1)
+    positions = plan.pages_per_sequence * PAGE_TOKENS
+    workspace = max(attention_workspace(plan, size) for size in sizes)
+
+    def flat(name: str, width: int, of: int = tokens, dtype: str = stored) -> BufferSpec:
+        return BufferSpec(name, ACTIVATIONS, (of * width,), dtype)
+
+    return (
+        BufferSpec("keys", KV_PAGES, (*arena, PAGE_TOKENS, a.head_dim), stored),
+        BufferSpec("values", KV_PAGES, (*arena, PAGE_TOKENS, a.head_dim), stored),
+        BufferSpec("fine", COMPRESSED_KEYS, (*compressed, FINE_SLOTS, a.head_dim), stored),
+        BufferSpec("coarse", COMPRESSED_KEYS, (*compressed, COARSE_SLOTS, a.head_dim), stored),
+        BufferSpec("cosine", ACTIVATIONS, (positions, a.head_dim // 2), "float32"),
+        BufferSpec("sine", ACTIVATIONS, (positions, a.head_dim // 2), "float32"),
+        BufferSpec("step", ACTIVATIONS, (StepLayout.of(plan).words,), "int32"),
+        flat("hidden", a.hidden),
+        flat("normed", a.hidden),
+        flat("qkv", a.qkv_width),
+        flat("attended", a.q_width),
+        flat("branch", a.hidden),
+        flat("gate_up", 2 * a.intermediate),
+        flat("activated", a.intermediate),
+        flat("needed_hidden", a.hidden, rows),
+        flat("needed_attended", a.q_width, rows),
+        BufferSpec("attention_workspace", ACTIVATIONS, (ceil_div(workspace, 16) * 16,), "uint8"),
+        BufferSpec("arrived", ACTIVATIONS, (plan.max_sequences, a.kv_heads), "int32"),
+        BufferSpec("logits", LOGITS, (rows, a.vocabulary), "float32"),
+        BufferSpec("drawn", LOGITS, (rows,), "int32"),
+    )

@@ -1,0 +1,46 @@
+"""The form of a buffer, the dtypes it may have, and the ledger rows it may belong to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from plugins_trt.contract import BLOCK
+
+PAGE_TOKENS = BLOCK
+"""Tokens of a page."""
+
+ELEMENT_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int64": 8,
+    "int32": 4,
+    "uint8": 1,
+}
+"""Bytes of an element, by dtype name."""
+
+WEIGHTS, KV_PAGES, COMPRESSED_KEYS, ACTIVATIONS, LOGITS = (
+    "weights",
+    "KV pages",
+    "compressed keys",
+    "activations and scratch",
+    "logits and sampling",
+)
+"""Rows of the ledger that buffers belong to."""
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    """One buffer: its name, the ledger row it belongs to, its shape and dtype."""
+
+    name: str
+    row: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * ELEMENT_BYTES[self.dtype]

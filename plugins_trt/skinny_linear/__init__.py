@@ -1,0 +1,1 @@
+"""y = x Wᵀ for few rows of x: a stream over the weights."""

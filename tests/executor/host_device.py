@@ -1,0 +1,155 @@
+"""A device of the CUDA executor that is this machine's CPU: the kernels' references, on the pointers they are given.
+
+Everything of the executor but the kernels, the copies and the graphs runs as it does on a GPU: buckets, padding, the
+data of a step, pages, gathers, sampling.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+
+from edged.executor.cuda_device import StepKernels
+from plugins_trt.append.reference import Pages, append
+from plugins_trt.argmax.reference import argmax
+from plugins_trt.chunk_attention.reference import chunk_attention
+from plugins_trt.chunk_selection.reference import chunk_selection
+from plugins_trt.contract import ELEMENT_BYTES, DeviceArray
+from plugins_trt.embedding.reference import embedding
+from plugins_trt.rms_norm.reference import rms_norm
+from plugins_trt.silu_mul.reference import silu_mul
+from plugins_trt.skinny_linear.reference import skinny_linear
+
+
+def tensor_of(array: DeviceArray) -> torch.Tensor:
+    """The memory that a launch would see."""
+    dtype = getattr(torch, array.dtype)
+    strides = array.contiguous_strides if array.strides is None else array.strides
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(array.shape, strides, strict=True))
+    raw = (ctypes.c_char * (extent * ELEMENT_BYTES[array.dtype])).from_address(array.pointer)
+    return torch.frombuffer(raw, dtype=dtype).as_strided(array.shape, strides)
+
+
+def pages_of(arena, layer):
+    """One layer of an arena. Where all pages share one place, nothing reads it: torch gets pages to write to."""
+
+    def pool(part, slots):
+        size = ELEMENT_BYTES[arena.dtype]
+        shape = (arena.pages, arena.kv_heads, slots, arena.head_dim)
+        if part.page_stride == 0:
+            return torch.full(shape, float("nan"), dtype=getattr(torch, arena.dtype))
+        strides = (part.page_stride, part.head_stride, arena.head_dim, 1)
+        pointer = part.pointer + layer * part.layer_stride * size
+        return tensor_of(DeviceArray(pointer, arena.dtype, shape, strides))
+
+    return Pages(pool(arena.keys, 64), pool(arena.values, 64), pool(arena.fine, 4), pool(arena.coarse, 1))
+
+
+class HostDevice:
+    torch_device = torch.device("cpu")
+    multiprocessors = 132
+
+    def __init__(self):
+        self.captured = 0
+
+    def scope(self):
+        return nullcontext()
+
+    def host_words(self, count):
+        return np.zeros(count, np.int32)
+
+    def upload(self, target, source):
+        target.copy_(torch.from_numpy(source))
+
+    def download(self, target, source):
+        target[:] = source.view(torch.int32).numpy()
+
+    def capture(self, work):
+        work()
+        self.captured += 1
+        return work
+
+    def synchronize(self):
+        pass
+
+    def close(self):
+        pass
+
+    def kernels(self, plan):
+        def embed(args):
+            tensor_of(args.out).copy_(embedding(tensor_of(args.ids), tensor_of(args.table), args.scale))
+
+        def norm(args):
+            branch = None if args.branch is None else tensor_of(args.branch)
+            residual = tensor_of(args.residual)
+            new, out = rms_norm(
+                residual, tensor_of(args.weight), branch, scale=args.scale, epsilon=args.epsilon
+            )
+            residual.copy_(new)
+            tensor_of(args.out).copy_(out)
+
+        def multiply(args):
+            tensor_of(args.out).copy_(silu_mul(tensor_of(args.gate), tensor_of(args.up)))
+
+        def best(args):
+            tensor_of(args.ids).copy_(argmax(tensor_of(args.logits)))
+
+        def linear(args):
+            out = tensor_of(args.out)
+            bias = None if args.bias is None else tensor_of(args.bias)
+            x, weight = tensor_of(args.x), tensor_of(args.weight)
+            out.copy_(skinny_linear(x, weight, bias, scale=args.scale, dtype=out.dtype))
+
+        return StepKernels(embed, norm, multiply, self.attention, best, linear)
+
+    @staticmethod
+    def attention(args):
+        args.layout(HostDevice.multiprocessors)
+        tensor_of(args.workspace).fill_(0xFF)  # NaN, whatever it is read as
+        pages = pages_of(args.arena, args.layer)
+        starts, tables = tensor_of(args.batch.sequence_starts), tensor_of(args.batch.page_tables)
+        positions = tensor_of(args.batch.positions)
+
+        def norm(array):
+            return None if array is None else tensor_of(array)
+
+        appended = append(
+            pages,
+            tensor_of(args.q),
+            tensor_of(args.k),
+            tensor_of(args.v),
+            sequence_starts=starts.tolist(),
+            lengths=tensor_of(args.batch.lengths).tolist(),
+            page_tables=tables,
+            positions=positions,
+            cosine=tensor_of(args.cosine),
+            sine=tensor_of(args.sine),
+            q_norm=norm(args.q_norm),
+            k_norm=norm(args.k_norm),
+            epsilon=args.epsilon,
+        )
+        chosen = None
+        if args.rule is not None:
+            chosen, _ = chunk_selection(
+                appended.q,
+                positions,
+                fine=pages.fine,
+                coarse=pages.coarse,
+                sequence_starts=starts,
+                page_tables=tables,
+                rule=args.rule,
+            )
+        out = chunk_attention(
+            appended.q,
+            positions,
+            keys=pages.keys,
+            values=pages.values,
+            sequence_starts=starts,
+            page_tables=tables,
+            chosen=chosen,
+            dense_below=None if args.rule is None else args.rule.dense_below,
+        )
+        tensor_of(args.out).copy_(out)
