@@ -204,10 +204,7 @@ class ChatTemplate:
     def _message(self, message: Mapping[str, Any], where: str, template: str) -> dict[str, Any]:
         # Absent and null are the same to a client and not to a template.
         plain: dict[str, Any] = {
-            key: value
-            for key, value in _plain(message, where).items()
-            # A template may tell a call without content by content that is none.
-            if value is not None or key == "content"
+            key: value for key, value in _plain(message, where).items() if value is not None
         }
         role = plain.get("role")
         roles = self._roles[template]

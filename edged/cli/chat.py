@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+from typing import cast
 
 from edged.cli.connection import connect, wait_until_serving
 from edged.cli.generate import describe_finish
@@ -13,10 +14,13 @@ from edged.cli.options import (
     StopOption,
     SystemOption,
     TemperatureOption,
+    TemplateArgOption,
+    ThinkOption,
     TimeoutOption,
     TopKOption,
     TopPOption,
     WaitOption,
+    chat_options,
     unescape,
 )
 from edged.cli.terminal import note, say_error, write_text
@@ -28,6 +32,7 @@ _HELP = (
     "/reset      forget the conversation\n"
     "/system X   set the system message to X and forget the conversation; without X remove it\n"
     "/retry      answer the last message again\n"
+    "/think      let the model think before it answers; /no_think: not; both keep the conversation\n"
     "/stats      show or hide counts and speed after each answer\n"
     "/exit       leave; so does Ctrl-D\n"
     "Ctrl-C stops an answer. A line that ends with \\ goes on in the next one."
@@ -38,6 +43,8 @@ def command(
     *,
     address: AddressOption = None,
     system: SystemOption = None,
+    template_arg: TemplateArgOption = [],  # noqa: B006 - Typer's way to say that it may be given several times; never changed
+    think: ThinkOption = None,
     model: ModelOption = "",
     max_tokens: MaxTokensOption = None,
     temperature: TemperatureOption = None,
@@ -61,6 +68,7 @@ def command(
         "seed": seed,
         "stop": [unescape(item) for item in stop],
     }
+    options.update(cast("GenerateOptions", chat_options(None, template_arg, think)))
     with connect(address) as client:
         wait_until_serving(client, wait)
         # A daemon that is not there is told of before the first message is typed.
@@ -144,6 +152,9 @@ class Conversation:
                 + ("set" if self._system else "removed")
                 + ", the conversation forgotten"
             )
+        elif name in ("/think", "/no_think", "/no-think"):
+            self._options["enable_thinking"] = name == "/think"
+            note("the model is asked " + ("to think" if name == "/think" else "not to think"))
         elif name == "/stats":
             self._stats = not self._stats
             note("counts are " + ("shown" if self._stats else "hidden"))

@@ -16,10 +16,14 @@ from edged.cli.options import (
     StopOption,
     SystemOption,
     TemperatureOption,
+    TemplateArgOption,
+    ThinkOption,
     TimeoutOption,
+    ToolsOption,
     TopKOption,
     TopPOption,
     WaitOption,
+    chat_options,
     read_prompt,
     unescape,
 )
@@ -42,6 +46,9 @@ def command(
         ),
     ] = False,
     system: SystemOption = None,
+    tools: ToolsOption = None,
+    template_arg: TemplateArgOption = [],  # noqa: B006 - Typer's way to say that it may be given several times; never changed
+    think: ThinkOption = None,
     model: ModelOption = "",
     max_tokens: MaxTokensOption = None,
     temperature: TemperatureOption = None,
@@ -68,15 +75,17 @@ def command(
 ) -> None:
     """Generate text from a prompt and stream it.
 
-    The output ends with a newline; --json has the exact text. --system implies --chat.
+    The output ends with a newline; --json has the exact text. --system, --tools, --template-arg and --think imply
+    --chat.
     """
     text = read_prompt(prompt)
+    options = chat_options(tools, template_arg, think)
     messages = [{"role": "system", "content": system}] if system is not None else []
     messages.append({"role": "user", "content": text})
     with connect(address) as client:
         wait_until_serving(client, wait)
         generation = client.generate(
-            messages if chat or system is not None else text,
+            messages if chat or system is not None or options else text,
             model=model,
             max_tokens=max_tokens,
             temperature=temperature,
@@ -86,6 +95,7 @@ def command(
             stop=[unescape(item) for item in stop],
             ignore_eos=ignore_eos,
             timeout=timeout,
+            **options,
         )
         try:
             answer = collect(generation, show=not as_json)

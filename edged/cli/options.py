@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edged.errors import CheckpointError
 from edged.units import parse_duration
+
+if TYPE_CHECKING:
+    from edged.client.chat import ChatOptions
 
 _WAIT_HELP = "Wait this long for the daemon to serve, also if it is not there yet; such as 60s or 2min."
 
@@ -126,6 +132,34 @@ StopOption = Annotated[
     ),
 ]
 
+ToolsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tools",
+        metavar="FILE",
+        help="JSON file with the tools that the model may call: a list, or one, in OpenAI's form.",
+        show_default=False,
+    ),
+]
+TemplateArgOption = Annotated[
+    list[str],
+    typer.Option(
+        "--template-arg",
+        metavar="NAME=VALUE",
+        help="Variable of the chat template; VALUE is read as JSON, else as text. May be given several times.",
+        show_default=False,
+    ),
+]
+ThinkOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--think/--no-think",
+        help="Let the model think before it answers, or not; what its template does otherwise.",
+        show_default=False,
+    ),
+]
+
+_MOST_TOOL_BYTES = 64 << 20
 _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\r": "\r", "\\\\": "\\"}
 
 
@@ -155,3 +189,48 @@ def read_prompt(argument: str) -> str:
             f"standard input is no UTF-8: byte 0x{data[error.start]:02X} at offset {error.start}"
         ) from None
     return text.removesuffix("\n").removesuffix("\r")
+
+
+def chat_options(tools: Path | None, template_arg: list[str], think: bool | None) -> ChatOptions:
+    """What ``--tools``, ``--template-arg`` and ``--think`` say; empty when none of them was given.
+
+    Raises:
+        CheckpointError: The file of the tools cannot be read, or is no JSON list or object.
+        typer.BadParameter: An argument is not NAME=VALUE, or stands there twice.
+    """
+    options: ChatOptions = {}
+    if tools is not None:
+        options["tools"] = _read_tools(tools.expanduser())
+    arguments: dict[str, Any] = {}
+    for text in template_arg:
+        name, sign, value = text.partition("=")
+        if not sign or not name.isidentifier() or name in arguments:
+            problem = "stands there twice" if name in arguments else "is not NAME=VALUE"
+            raise typer.BadParameter(f"{text!r} {problem}", param_hint="'--template-arg'")
+        try:
+            arguments[name] = json.loads(value)
+        except (ValueError, RecursionError):
+            arguments[name] = value
+    if arguments:
+        options["template_arguments"] = arguments
+    if think is not None:
+        options["enable_thinking"] = think
+    return options
+
+
+def _read_tools(path: Path) -> list[dict[str, Any]]:
+    try:
+        if path.stat().st_size > _MOST_TOOL_BYTES:
+            raise CheckpointError(
+                f"{path}: larger than {_MOST_TOOL_BYTES >> 20} MiB; no model reads so many tools"
+            )
+        content = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: is no JSON: {error}") from None
+    tools = content.get("tools", content) if isinstance(content, dict) else content
+    tools = [tools] if isinstance(tools, dict) else tools
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise CheckpointError(f"{path}: must hold a list of tools, each an object")
+    return tools

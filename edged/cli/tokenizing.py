@@ -7,7 +7,16 @@ from typing import Annotated
 import typer
 
 from edged.cli.connection import connect
-from edged.cli.options import AddressOption, ModelOption, SystemOption, read_prompt
+from edged.cli.options import (
+    AddressOption,
+    ModelOption,
+    SystemOption,
+    TemplateArgOption,
+    ThinkOption,
+    ToolsOption,
+    chat_options,
+    read_prompt,
+)
 
 
 def command(
@@ -19,6 +28,9 @@ def command(
         typer.Option("--chat", "-c", help="Take the text as one user message of a chat.", show_default=False),
     ] = False,
     system: SystemOption = None,
+    tools: ToolsOption = None,
+    template_arg: TemplateArgOption = [],  # noqa: B006 - Typer's way to say that it may be given several times; never changed
+    think: ThinkOption = None,
     model: ModelOption = "",
     no_special_tokens: Annotated[
         bool, typer.Option("--no-special-tokens", help="Add nothing at the start (BOS).", show_default=False)
@@ -34,13 +46,16 @@ def command(
         bool, typer.Option("--json", help="Print one JSON object: token_ids, count.", show_default=False)
     ] = False,
 ) -> None:
-    """Print the token ids of a text, separated by spaces."""
+    """Print the token ids of a text, separated by spaces. --system, --tools, --template-arg and --think imply --chat."""
     content = read_prompt(text)
+    options = chat_options(tools, template_arg, think)
     messages = [{"role": "system", "content": system}] if system is not None else []
     messages.append({"role": "user", "content": content})
     with connect(address) as client:
-        prompt = messages if chat or system is not None else content
-        token_ids = client.tokenize(prompt, model=model, no_special_tokens=no_special_tokens, timeout=60.0)
+        prompt = messages if chat or system is not None or options else content
+        token_ids = client.tokenize(
+            prompt, model=model, no_special_tokens=no_special_tokens, timeout=60.0, **options
+        )
         if as_json:
             sys.stdout.write(json.dumps({"token_ids": list(token_ids), "count": len(token_ids)}) + "\n")
         elif count:
