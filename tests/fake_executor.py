@@ -17,9 +17,24 @@ from edged.executor.base import PAGE_TOKENS, Executor, ExecutorLimits, FloatArra
 def next_token(history, vocabulary, *, seed=0, temperature=0.0):
     """The token that follows ``history``; a sampled one depends on the seed too."""
     state = 17 if temperature == 0 else 17 + 1000003 * (seed % 2**31)
-    for token in history:
-        state = (state * 31 + int(token) + 7) % 1_000_003
-    return state % vocabulary
+    # state = state * 31 + token + 7 for each token, modulo a prime
+    tokens = np.asarray(history, np.int64)
+    powers = _powers(len(tokens))  # 31^(n-1) ... 31^0
+    state = (state % _PRIME) * (int(powers[0]) * 31 % _PRIME if len(tokens) else 1)
+    return int((state + int(((tokens + 7) % _PRIME * powers % _PRIME).sum())) % _PRIME % vocabulary)
+
+
+_PRIME = 1_000_003
+_known_powers = np.ones(1, np.int64)
+
+
+def _powers(count):
+    global _known_powers  # noqa: PLW0603 - grows with the longest history
+    while len(_known_powers) < count:
+        last = int(_known_powers[0])
+        more = [last := last * 31 % _PRIME for _ in range(len(_known_powers))]
+        _known_powers = np.concatenate((np.array(more[::-1], np.int64), _known_powers))
+    return _known_powers[len(_known_powers) - count :]
 
 
 def generate(prompt, count, vocabulary, **sampling):
@@ -90,6 +105,16 @@ class FakeExecutor(Executor):
             rows[row, next_token(history, self._limits.vocabulary)] = 1.0
         return rows
 
+    @property
+    def page_bytes(self):
+        return PAGE_TOKENS * self.memory.itemsize
+
+    def read_pages(self, pages, out):
+        out[:] = self.memory[pages].view(np.uint8)
+
+    def write_pages(self, pages, data):
+        self.memory[pages] = data.view(np.int64)
+
     def close(self):
         self.memory = None
 
@@ -111,8 +136,15 @@ class FakeExecutor(Executor):
         assert 0 < len(lengths) == len(starts) - 1 == len(batch.page_tables) <= limits.max_sequences
         assert len(batch.sampling) == len(batch.logit_rows)
         assert batch.logit_rows.tolist() == sorted(set(batch.logit_rows.tolist()))
-        tables = np.concatenate(list(batch.page_tables))
-        assert len(set(tables.tolist())) == len(tables), "a page belongs to two sequences"
+        # Pages may be shared, but nobody writes where another one reads or writes.
+        written = [
+            table[length // PAGE_TOKENS :].tolist()
+            for table, length in zip(batch.page_tables, lengths, strict=True)
+        ]
+        for index, pages in enumerate(written):
+            assert len(set(batch.page_tables[index].tolist())) == len(batch.page_tables[index])
+            others = [t.tolist() for other, t in enumerate(batch.page_tables) if other != index]
+            assert not set(pages) & {page for table in others for page in table}, "a shared page is written"
         needed = {row: index for index, row in enumerate(batch.logit_rows.tolist())}
         histories = []
         for index, length in enumerate(lengths):

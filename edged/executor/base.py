@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from edged.errors import UnsupportedError
+
 if TYPE_CHECKING:
     from edged.executor.host_sampler import HostSampler
 
@@ -22,6 +24,7 @@ PAGE_TOKENS = 64
 
 Int32Array = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
+ByteArray = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -125,3 +128,30 @@ class Executor(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Give the device memory back."""
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page with all that belongs to it, in every layer; 0 where pages cannot be copied."""
+        return 0
+
+    def read_pages(self, pages: Int32Array, out: ByteArray) -> None:
+        """Copy KV pages to host memory, bit by bit, between two steps.
+
+        Args:
+            pages: Page ids, int32 [n].
+            out: Where they go, uint8 [n, page_bytes].
+        """
+        raise UnsupportedError(
+            f"{type(self).__name__} does not copy {len(pages)} pages to {out.nbytes} bytes"
+        )
+
+    def write_pages(self, pages: Int32Array, data: ByteArray) -> None:
+        """Copy KV pages back from host memory, between two steps.
+
+        Args:
+            pages: Page ids, int32 [n].
+            data: What :meth:`read_pages` gave, uint8 [n, page_bytes].
+        """
+        raise UnsupportedError(
+            f"{type(self).__name__} does not copy {data.nbytes} bytes to {len(pages)} pages"
+        )

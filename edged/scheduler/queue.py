@@ -1,4 +1,9 @@
-"""Requests that wait for pages: a bounded queue, highest priority first and then in the order of arrival."""
+"""Requests that wait for pages: a bounded queue, the most urgent first.
+
+Urgency is priority and age together: waiting for ``aging`` seconds weighs as much as one step of priority, so that a
+request of low priority comes to its turn however many of higher priority arrive. Between two requests the order never
+changes while they wait, because both grow older at the same rate; so it is one number for each.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +18,8 @@ if TYPE_CHECKING:
     from edged.scheduler.request import Request
 
 
-def _urgency(request: Request) -> tuple[int, int]:
-    return (request.priority, -request.order)
+def _order(request: Request) -> tuple[float, int]:
+    return (request.urgency, -request.order)
 
 
 class WaitingQueue:
@@ -22,11 +27,14 @@ class WaitingQueue:
 
     Args:
         capacity: Most requests that wait; 0 means that a request starts at once or is refused.
+        aging: Seconds of waiting that weigh as much as one step of priority.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, aging: float = 10.0) -> None:
         self.capacity = capacity
+        self.aging = aging
         self._requests: list[Request] = []  # the last one is next
+        self._suspended = 0
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -40,28 +48,60 @@ class WaitingQueue:
         """The request that starts next."""
         return self._requests[-1] if self._requests else None
 
+    @property
+    def suspended(self) -> int:
+        """Requests among them that ran before and lie in host memory; they take no place of the queue."""
+        return self._suspended
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more request is refused."""
+        return len(self._requests) - self._suspended >= self.capacity
+
+    def weigh(self, request: Request) -> None:
+        """Set a new request's urgency."""
+        request.urgency = request.priority * self.aging - request.arrived
+
+    def ahead_of(self, request: Request) -> list[Request]:
+        """The waiting requests that start before ``request`` would, the next one first."""
+        return self._requests[bisect.bisect_right(self._requests, _order(request), key=_order) :][::-1]
+
     def push(self, request: Request, retry_seconds: float) -> None:
         """Let ``request`` wait.
 
         Args:
-            request: The request; its ``order`` is set.
+            request: The request; its ``order`` and ``urgency`` are set.
             retry_seconds: What the refusal says about when to come back.
 
         Raises:
             ResourceExhaustedError: ``capacity`` requests wait already.
         """
-        if len(self._requests) >= self.capacity:
+        if self.is_full:
             raise ResourceExhaustedError(
-                f"{len(self._requests)} requests wait and the queue holds {self.capacity} (queue.capacity): "
-                f"try again in {retry_seconds:.1f} s",
+                f"{len(self._requests) - self._suspended} requests wait and the queue holds {self.capacity} "
+                f"(queue.capacity): try again in {retry_seconds:.1f} s",
+                field="queue.capacity",
                 retry_seconds=retry_seconds,
             )
-        bisect.insort(self._requests, request, key=_urgency)
+        bisect.insort(self._requests, request, key=_order)
+
+    def take_back(self, request: Request) -> None:
+        """Let a running request wait again, its pages being elsewhere; it was admitted once and is not refused now."""
+        request.suspended = True
+        self._suspended += 1
+        bisect.insort(self._requests, request, key=_order)
 
     def pop(self) -> Request:
         """Take the next request out."""
-        return self._requests.pop()
+        request = self._requests.pop()
+        self._note_leaving(request)
+        return request
 
     def remove(self, request: Request) -> None:
         """Take ``request`` out, wherever it stands."""
         self._requests.remove(request)
+        self._note_leaving(request)
+
+    def _note_leaving(self, request: Request) -> None:
+        if request.suspended:
+            self._suspended -= 1

@@ -2,26 +2,28 @@
 
 Sequences join and leave between steps. A request is admitted when a place and the pages of its worst case (prompt and
 ``max_tokens``) are free, so nothing that runs can run out later. Each step carries one token of every sequence that
-decodes, and fills what ``prefill_chunk`` leaves with pieces of prompts, so that a long prompt does not stop the streams
-that run. The step after a request ended, was cancelled or missed its deadline does not hold it, and its pages are free.
+decodes and pieces of prompts beside them: up to ``prefill_chunk`` tokens, and while streams run no more than the pace
+allows, so that a long prompt does not stop them. The step after a request ended, was cancelled or missed its deadline
+does not hold it, and its pages are free.
+
+A request that cannot meet its deadline is refused when it comes. One of higher priority that finds no place may have
+running ones of lower priority moved to host memory; they go on later where they were.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from edged.errors import InvalidArgumentError
-from edged.executor.base import PAGE_TOKENS, ExecutorLimits, SamplingRow, StepBatch
-from edged.memory.kv_pool import PagePool, pages_for
+from edged.errors import DeadlineError, InvalidArgumentError
+from edged.executor.base import PAGE_TOKENS, ExecutorLimits, StepBatch
+from edged.scheduler.batch import BatchBuilder, share_prompt_tokens
+from edged.scheduler.estimate import Estimator
+from edged.scheduler.holdings import Holdings
+from edged.scheduler.pace import Pace
 from edged.scheduler.queue import WaitingQueue
 
 if TYPE_CHECKING:
     from edged.scheduler.request import Request
-
-_FIRST_RETRY_SECONDS = 1.0
-"""What a refused request is told before any request has ended."""
 
 
 class Scheduler:
@@ -34,36 +36,48 @@ class Scheduler:
         limits: What the loaded executor can take.
         prefill_chunk: Most prompt tokens in one step.
         queue_capacity: Most requests that wait.
+        aging: Seconds of waiting that weigh as much as one step of priority.
+        prefill_share: Part of a step's time that prompts may take while streams run; 1: any.
+        holdings: Pages, cache, sessions and host memory; a pool without any of the three by default.
     """
 
-    def __init__(self, limits: ExecutorLimits, *, prefill_chunk: int, queue_capacity: int) -> None:
+    def __init__(
+        self,
+        limits: ExecutorLimits,
+        *,
+        prefill_chunk: int,
+        queue_capacity: int,
+        aging: float = 10.0,
+        prefill_share: float = 1.0,
+        holdings: Holdings | None = None,
+    ) -> None:
         if limits.max_step_tokens < limits.max_sequences:
             raise ValueError(
                 f"a step of {limits.max_step_tokens} tokens cannot decode {limits.max_sequences} sequences"
             )
         self.limits = limits
-        self.pool = PagePool(limits.pages)
-        self.queue = WaitingQueue(queue_capacity)
+        self.holdings = Holdings(limits.pages, caches=False) if holdings is None else holdings
+        self.pool = self.holdings.pool
+        self.queue = WaitingQueue(queue_capacity, aging)
+        self.pace = Pace(prefill_share)
         self.running: list[Request] = []
         """Requests that hold pages, in the order of their admission."""
         self.started: list[Request] = []
-        """Requests admitted since the reader last emptied this list."""
+        """Requests admitted for the first time since the reader last emptied this list."""
         self.drawing: list[Request] = []
         """The requests whose tokens the current batch draws, in the order of its rows."""
         self.prompt_tokens = 0
         """Prompt tokens in the current batch."""
+        self.suspensions = 0
+        """Times that a request was moved to host memory."""
         self._prefill_chunk = prefill_chunk
+        self._estimator = Estimator(self.pace, limits.max_sequences, self.holdings.pages_of)
+        self._builder = BatchBuilder(limits, self.holdings.grow)
         self._by_id: dict[str, Request] = {}
         self._orders = 0
         self._next_deadline = float("inf")
-        self._mean_seconds = 0.0  # of a request, from start to end
-        self._moved: list[tuple[Request, int]] = []  # requests of the current batch and their new tokens
-        # The batch's arrays are views of these, valid until the next batch is made.
-        self._token_ids = np.zeros(limits.max_step_tokens, np.int32)  # [T]
-        self._positions = np.zeros(limits.max_step_tokens, np.int32)  # [T]
-        self._starts = np.zeros(limits.max_sequences + 1, np.int32)  # [S + 1]
-        self._lengths = np.zeros(limits.max_sequences, np.int32)  # [S]
-        self._counting = np.arange(limits.max_step_tokens + 1, dtype=np.int32)  # [T + 1]
+        self._decoding: list[Request] = []  # of the current batch
+        self._pieces: list[tuple[Request, int]] = []  # prompts of the current batch, and their new tokens
 
     @property
     def has_work(self) -> bool:
@@ -72,10 +86,9 @@ class Scheduler:
 
     @property
     def retry_seconds(self) -> float:
-        """When a place in the queue is likely to be free, from the mean time of the requests so far."""
-        if not self._mean_seconds:
-            return _FIRST_RETRY_SECONDS
-        return min(60.0, max(0.1, self._mean_seconds / self.limits.max_sequences))
+        """When a place in a full queue is likely to be free, from the speeds and answers so far."""
+        waiting = () if self.queue.next is None else (self.queue.next,)
+        return self._estimator.retry_seconds(self.running, waiting, self.pool.pages_free)
 
     def submit(self, request: Request, now: float) -> None:
         """Start a request, or let it wait.
@@ -88,24 +101,34 @@ class Scheduler:
             InvalidArgumentError: It can never run: its worst case is longer than the context or the pool, its prompt is
                 empty, or its name is taken.
             ResourceExhaustedError: The queue is full.
+            DeadlineError: It would not have what it must have before its deadline.
         """
         self._check(request)
         request.order = self._orders
         self._orders += 1
+        self.queue.weigh(request)
         self._admit(now)
-        if not len(self.queue) and self._fits(request):
+        is_next = self.queue.next is None or request.urgency > self.queue.next.urgency
+        fits = is_next and self._fits(request)
+        victims = self._victims(request) if is_next and not fits else []
+        starts = fits or bool(victims)
+        if request.deadline is not None and (starts or not self.queue.is_full):
+            self._check_deadline(request, now, starts=starts)
+        if starts:
+            for victim in victims:
+                self._suspend(victim)
             self._start(request, now)
         else:
-            self.queue.push(request, self.retry_seconds)
+            self.queue.push(request, self.retry_seconds if self.queue.is_full else 0.0)
         self._by_id[request.request_id] = request
         if request.deadline is not None:
             self._next_deadline = min(self._next_deadline, request.deadline)
 
-    def cancel(self, request_id: str) -> Request | None:
+    def cancel(self, request_id: str, now: float = 0.0) -> Request | None:
         """Drop a request and free its pages; None if it has ended already."""
         request = self._by_id.get(request_id)
         if request is not None:
-            self._drop(request)
+            self._drop(request, now)
         return request
 
     def expire(self, now: float) -> list[Request]:
@@ -114,7 +137,7 @@ class Scheduler:
             return []
         expired = [r for r in self._by_id.values() if r.deadline is not None and r.deadline <= now]
         for request in expired:
-            self._drop(request)
+            self._drop(request, now)
         self._next_deadline = min(
             (r.deadline for r in self._by_id.values() if r.deadline is not None), default=float("inf")
         )
@@ -122,10 +145,9 @@ class Scheduler:
 
     def finish(self, request: Request, now: float) -> None:
         """A running request has its whole answer: free its pages."""
-        seconds = now - request.started_at
-        self._mean_seconds += (seconds - self._mean_seconds) * (0.2 if self._mean_seconds else 1.0)
+        self._estimator.note_end(request, now - request.started_at)
         request.finished_at = now
-        self._drop(request)
+        self._drop(request, now)
 
     def next_batch(self, now: float) -> StepBatch | None:
         """Admit what fits and make the next step; None if nothing runs.
@@ -133,82 +155,73 @@ class Scheduler:
         Its arrays and ``drawing`` are valid until the next call.
         """
         self._admit(now)
-        self.drawing = drawing = []
-        self._moved = moved = []
+        self.drawing = []
+        self._decoding, self._pieces = [], []
+        self.prompt_tokens = 0
         if not self.running:
             return None
-        decoding = [request for request in self.running if request.stored >= len(request.prompt)]
-        tokens = count = len(decoding)
-        tables = []
-        sampling: list[SamplingRow] = []
-        if count:
-            stored = [request.stored for request in decoding]
-            self._token_ids[:count] = [request.last_token for request in decoding]
-            self._positions[:count] = stored
-            self._lengths[:count] = stored
-            self._starts[: count + 1] = self._counting[: count + 1]
-            for request, position in zip(decoding, stored, strict=True):
-                if position >= request.room:
-                    self._grow(request, position + 1)
-                tables.append(request.pages)
-                sampling.append(request.sampling_row(position + 1))
-                moved.append((request, 1))
-            drawing += decoding
-        logit_rows = list(range(count))
+        self._decoding = decoding = [r for r in self.running if r.stored >= len(r.prompt)]
+        if len(decoding) < len(self.running):
+            self._pieces = self._prompt_pieces(len(decoding))
+            self.prompt_tokens = sum(tokens for _, tokens in self._pieces)
+        batch, self.drawing = self._builder.build(decoding, self._pieces)
+        return batch
 
-        if count < len(self.running):
-            left = min(self._prefill_chunk, self.limits.max_step_tokens - count)
-            for request in self.running:
-                take = min(request.prompt_left, left)
-                if take <= 0:
-                    continue
-                first, end = request.stored, request.stored + take
-                self._token_ids[tokens : tokens + take] = request.prompt[first:end]
-                self._positions[tokens : tokens + take] = self._counting[:take]
-                self._positions[tokens : tokens + take] += first
-                self._lengths[count] = first
-                tokens += take
-                count += 1
-                left -= take
-                self._starts[count] = tokens
-                if end > request.room:
-                    self._grow(request, end)
-                tables.append(request.pages)
-                moved.append((request, take))
-                if end == len(request.prompt):
-                    drawing.append(request)
-                    logit_rows.append(tokens - 1)
-                    sampling.append(request.sampling_row(end))
-        self.prompt_tokens = tokens - len(decoding)
-        return StepBatch(
-            token_ids=self._token_ids[:tokens],
-            positions=self._positions[:tokens],
-            sequence_starts=self._starts[: count + 1],
-            lengths=self._lengths[:count],
-            page_tables=tables,
-            logit_rows=np.array(logit_rows, np.int32),
-            sampling=sampling,
-        )
+    def stepped(self, seconds: float = 0.0) -> None:
+        """The current batch ran: its tokens are in the pages.
 
-    def stepped(self) -> None:
-        """The current batch ran: its tokens are in the pages."""
-        for request, tokens in self._moved:
+        Args:
+            seconds: What the step took; 0 where nothing is to be learnt from it.
+        """
+        if seconds:
+            self.pace.note(len(self._decoding), self.prompt_tokens, seconds)
+        complete = self.holdings.complete
+        for request in self._decoding:
+            request.stored += 1
+            request.steps += 1
+            if not request.stored % PAGE_TOKENS:
+                complete(request)
+        for request, tokens in self._pieces:
             request.stored += tokens
             request.steps += 1
-        self._moved = []
+            complete(request)
+        self._decoding, self._pieces = [], []
 
     def check(self) -> None:
         """Hold the state against its own invariants; for tests and the engine's idle self-check.
 
         Raises:
-            AssertionError: Pages are lost or owned twice.
+            AssertionError: Pages are lost or owned by nobody.
         """
-        self.pool.check()
-        promised = sum(len(r.table.promised) for r in self.running if r.table is not None)
-        if promised != self.pool.pages_used:
-            raise AssertionError(f"{self.pool.pages_used} pages are in use, running requests hold {promised}")
+        self.holdings.check(self.running)
         if len(self.running) + len(self.queue) != len(self._by_id):
             raise AssertionError("a request neither runs nor waits")
+        suspended = sum(request.suspended for request in self.queue)
+        if suspended != self.queue.suspended or any(r.suspended or r.saved for r in self.running):
+            raise AssertionError("a request runs and is suspended")
+        host = self.holdings.host
+        if host is not None:
+            saved = sum(len(r.saved.promised) for r in self.queue if r.saved is not None)
+            if saved != host.slots - host.slots_free:
+                raise AssertionError("host memory holds what no suspended request has")
+
+    def _prompt_pieces(self, streams: int) -> list[tuple[Request, int]]:
+        """Which prompts go on beside ``streams`` streams, and by how many tokens."""
+        budget = min(self._prefill_chunk, self.limits.max_step_tokens - streams)
+        budget = self.pace.prompt_tokens(streams, budget)
+        prefilling = []
+        begun: set[bytes] = set()
+        for request in self.running:
+            if request.prompt_left <= 0:
+                continue
+            self.holdings.adopt(request)
+            digest = self.holdings.next_digest(request)
+            if digest is not None:
+                if digest in begun:
+                    continue  # another one computes the very page; it is adopted when it is there
+                begun.add(digest)
+            prefilling.append(request)
+        return share_prompt_tokens(prefilling, budget)
 
     def _check(self, request: Request) -> None:
         """Refuse what could never run."""
@@ -222,7 +235,7 @@ class Scheduler:
                 f"{self.limits.context_length} (context_length)",
                 field="stops.max_tokens",
             )
-        pages = pages_for(request.most_tokens, PAGE_TOKENS)
+        pages = self.holdings.pages_of(request)
         if pages > self.pool.pages:
             raise InvalidArgumentError(
                 f"the prompt has {len(request.prompt)} tokens and max_tokens is {request.max_tokens}, which is {pages} "
@@ -230,38 +243,94 @@ class Scheduler:
                 field="stops.max_tokens",
             )
 
-    def _fits(self, request: Request) -> bool:
-        return len(self.running) < self.limits.max_sequences and self.pool.can_allocate(
-            pages_for(request.most_tokens, PAGE_TOKENS)
+    def _check_deadline(self, request: Request, now: float, *, starts: bool) -> None:
+        """Refuse what cannot be there in time: the first token, and the whole answer where its length is certain."""
+        assert request.deadline is not None, "only asked of a request with a deadline"  # noqa: S101
+        ahead = self.queue.ahead_of(request)
+        cached = len(self.holdings.cached_prefix(request)) * PAGE_TOKENS
+        estimate = self._estimator
+        start: float | None = 0.0
+        if not starts:
+            start = estimate.start_seconds(request, self.running, ahead, self.pool.pages_free)
+        first = estimate.first_token_seconds(request, cached, self.running if starts else ())
+        if start is None or first is None:
+            return  # nothing has been measured yet
+        needed = start + first + estimate.answer_seconds(request, self.running)
+        left = request.deadline - now
+        if needed <= left:
+            return
+        tokens = len(request.prompt) - cached
+        what = (
+            "the first token" if request.least_tokens == 1 else f"the answer of {request.least_tokens} tokens"
         )
+        raise DeadlineError(
+            f"the deadline leaves {max(left, 0):.2f} s and {what} is expected after {needed:.2f} s "
+            f"({start:.2f} s behind {len(ahead)} waiting and {len(self.running)} running requests, {first:.2f} s for "
+            f"{tokens} prompt tokens): allow more time, shorten the prompt or raise the priority"
+        )
+
+    def _fits(self, request: Request) -> bool:
+        return len(self.running) < self.limits.max_sequences and self.holdings.make_room(request)
 
     def _admit(self, now: float) -> None:
         """Start waiting requests while the next one fits; nobody overtakes it."""
-        while (request := self.queue.next) is not None and self._fits(request):
+        while (request := self.queue.next) is not None:
+            if not self._fits(request):
+                victims = self._victims(request)
+                if not victims:
+                    return
+                for victim in victims:
+                    self._suspend(victim)
             self._start(self.queue.pop(), now)
 
+    def _victims(self, request: Request) -> list[Request]:
+        """The fewest running requests, the lowest in priority first, whose places and pages ``request`` would have.
+
+        None that is as urgent by now: what has waited long enough is left alone, so that it comes to its end.
+        """
+        holdings = self.holdings
+        if holdings.host is None or not holdings.host.slots:
+            return []
+        lower = [
+            other
+            for other in self.running
+            if other.priority < request.priority and other.urgency < request.urgency
+        ]
+        lower.sort(key=lambda r: (r.priority, -r.order))
+        places = self.limits.max_sequences - len(self.running)
+        pages = holdings.pages_of(request)
+        victims: list[Request] = []
+        for other in lower:
+            if not holdings.can_suspend([*victims, other]):
+                continue
+            victims.append(other)
+            if (
+                places + len(victims) >= 1
+                and self.pool.pages_free + holdings.pages_freed_by(victims) >= pages
+            ):
+                return victims
+        return []
+
+    def _suspend(self, request: Request) -> None:
+        self.running.remove(request)
+        self.holdings.suspend(request)
+        self.queue.take_back(request)
+        self.suspensions += 1
+
     def _start(self, request: Request, now: float) -> None:
-        request.started_at = now
-        request.table = self.pool.allocate(pages_for(request.most_tokens, PAGE_TOKENS))
+        if not request.suspended:
+            request.started_at = now
+            self.started.append(request)
+        self.holdings.start(request)
         self.running.append(request)
-        self.started.append(request)
 
-    def _grow(self, request: Request, tokens: int) -> None:
-        """Bring pages for ``tokens`` tokens into use."""
-        table = request.table
-        assert table is not None, "a running request has a table"  # noqa: S101
-        self.pool.append(table, pages_for(tokens, PAGE_TOKENS))
-        request.pages = table.pages
-        request.room = len(table) * PAGE_TOKENS
-
-    def _drop(self, request: Request) -> None:
+    def _drop(self, request: Request, now: float) -> None:
         """Forget a request and free its pages."""
         del self._by_id[request.request_id]
         if request.table is None:
             self.queue.remove(request)
-            return
-        self.running.remove(request)
-        if request in self.started:  # it ended before anybody was told that it began
-            self.started.remove(request)
-        self.pool.free(request.table)
-        request.table = None
+        else:
+            self.running.remove(request)
+            if request in self.started:  # it ended before anybody was told that it began
+                self.started.remove(request)
+        self.holdings.end(request, now)

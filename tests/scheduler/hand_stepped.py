@@ -6,6 +6,8 @@ from edged.decoding.answer import Answer
 from edged.decoding.sampling import Sampling
 from edged.decoding.stops import Stops
 from edged.executor.base import ExecutorLimits
+from edged.memory.host_pages import HostPages
+from edged.scheduler.holdings import Holdings
 from edged.scheduler.request import Request
 from edged.scheduler.scheduler import Scheduler
 
@@ -19,14 +21,37 @@ class NoText:
 
 
 class HandStepped:
-    """A scheduler and a fake executor, stepped by hand."""
+    """A scheduler and an executor (a fake one by default), stepped by hand.
+
+    Time is counted in steps unless `step_seconds` says what a step of (streams, prompt tokens) takes.
+    """
 
     def __init__(
-        self, *, pages=32, max_sequences=4, max_step_tokens=64, prefill_chunk=16, queue=8, context=1024
+        self,
+        *,
+        pages=32,
+        max_sequences=4,
+        max_step_tokens=64,
+        prefill_chunk=16,
+        queue=8,
+        context=1024,
+        caches=False,
+        session_pages=0,
+        host_pages=0,
+        executor=None,
+        step_seconds=None,
+        **options,
     ):
         self.limits = ExecutorLimits(max_step_tokens, max_sequences, context, pages, vocabulary=97)
-        self.executor = FakeExecutor(self.limits)
-        self.scheduler = Scheduler(self.limits, prefill_chunk=prefill_chunk, queue_capacity=queue)
+        self.executor = FakeExecutor(self.limits) if executor is None else executor
+        host = HostPages(
+            host_pages, self.executor.page_bytes, self.executor.read_pages, self.executor.write_pages
+        )
+        self.holdings = Holdings(pages, caches=caches, session_pages=session_pages, host=host)
+        self.scheduler = Scheduler(
+            self.limits, prefill_chunk=prefill_chunk, queue_capacity=queue, holdings=self.holdings, **options
+        )
+        self.step_seconds = step_seconds
         self.tokens = {}
         self.order = []  # names of the requests as they started
         self.now = 0.0
@@ -44,7 +69,8 @@ class HandStepped:
 
     def step(self):
         """One turn, as the engine's loop makes it; the requests that ended in it."""
-        self.now += 1.0
+        if self.step_seconds is None:
+            self.now += 1.0
         scheduler = self.scheduler
         ended = scheduler.expire(self.now)
         batch = scheduler.next_batch(self.now)
@@ -53,9 +79,13 @@ class HandStepped:
         if batch is None:
             return ended
         drawn = self.executor.step(batch)
-        scheduler.stepped()
+        seconds = 0.0
+        if self.step_seconds is not None:
+            seconds = self.step_seconds(len(batch.lengths) - len(scheduler._pieces), scheduler.prompt_tokens)
+            self.now += seconds
+        scheduler.stepped(seconds)
         for request, token in zip(scheduler.drawing, drawn.tolist(), strict=True):
-            request.last_token = token
+            request.accept(token)
             self.tokens.setdefault(request.request_id, []).append(token)
             request.answer.accept(token)
             if request.answer.finish is not None:

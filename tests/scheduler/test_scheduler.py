@@ -3,8 +3,6 @@ from __future__ import annotations
 import pytest
 from fake_executor import generate
 from hand_stepped import HandStepped
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from edged.decoding.sampling import Sampling
 from edged.errors import InvalidArgumentError, ResourceExhaustedError
@@ -187,87 +185,3 @@ def test_a_seeded_request_draws_by_its_own_positions():
     bench.submit("a", [5] * 20, 30, sampling=sampling)
     bench.run()
     assert bench.tokens["a"] == generate([5] * 20, 30, 97, seed=2**64 - 1, temperature=0.7)
-
-
-arrivals = st.lists(
-    st.tuples(
-        st.integers(0, 12),  # steps before it arrives
-        st.lists(st.integers(0, 96), min_size=1, max_size=150),  # prompt
-        st.integers(1, 90),  # max_tokens
-        st.integers(-2, 2),  # priority
-        st.one_of(st.none(), st.integers(0, 40)),  # steps until it is cancelled
-        st.one_of(st.none(), st.integers(0, 60)),  # steps until its deadline
-        st.sampled_from([0.0, 0.8]),  # temperature
-    ),
-    min_size=1,
-    max_size=12,
-)
-
-
-anything = given(arrivals, st.integers(1, 80), st.integers(1, 4), st.integers(4, 12), st.integers(0, 64))
-
-
-@settings(max_examples=100, deadline=None)
-@anything
-def test_any_interleaving_gives_each_request_what_it_gets_alone(
-    schedule, chunk, sequences, pages, extra_step_tokens
-):
-    check_interleaving(schedule, chunk, sequences, pages, extra_step_tokens)
-
-
-@pytest.mark.soak
-@settings(max_examples=10_000, deadline=None)
-@anything
-def test_ten_thousand_interleavings(schedule, chunk, sequences, pages, extra_step_tokens):
-    check_interleaving(schedule, chunk, sequences, pages, extra_step_tokens)
-
-
-def check_interleaving(schedule, chunk, sequences, pages, extra_step_tokens):
-    bench = HandStepped(
-        pages=pages,
-        max_sequences=sequences,
-        prefill_chunk=chunk,
-        max_step_tokens=sequences + extra_step_tokens,
-        queue=64,
-        context=256,
-    )
-    todo = sorted(enumerate(schedule), key=lambda item: item[1][0])
-    cancels, dropped = {}, set()
-    time = 0
-    while todo or bench.scheduler.has_work:
-        while todo and todo[0][1][0] <= time:
-            index, (_, prompt, max_tokens, priority, cancel_in, deadline_in, temperature) = todo.pop(0)
-            name = str(index)
-            deadline = None if deadline_in is None else bench.now + deadline_in
-            try:
-                bench.submit(
-                    name,
-                    prompt,
-                    max_tokens,
-                    priority=priority,
-                    deadline=deadline,
-                    sampling=Sampling(temperature=temperature, seed=index),
-                )
-            except InvalidArgumentError:
-                assert len(prompt) + max_tokens > min(256, 64 * pages)
-                dropped.add(name)
-                continue
-            if cancel_in is not None:
-                cancels[name] = time + cancel_in
-        for name, when in list(cancels.items()):
-            if when <= time:
-                del cancels[name]
-                if bench.scheduler.cancel(name) is not None:
-                    dropped.add(name)
-        dropped |= {r.request_id for r in bench.step() if r.answer.finish is None}
-        time += 1
-        assert time < 10_000
-    for index, (_, prompt, max_tokens, _, _, _, temperature) in enumerate(schedule):
-        got = bench.tokens.get(str(index), [])
-        alone = generate(prompt, max_tokens, 97, seed=index, temperature=temperature)
-        if str(index) in dropped:
-            assert got == alone[: len(got)]
-        else:
-            assert got == alone
-    bench.scheduler.check()
-    assert bench.scheduler.pool.pages_free == pages

@@ -1,0 +1,103 @@
+"""Makes a step's arrays out of the requests that take part in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edged.executor.base import StepBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from edged.executor.base import ExecutorLimits, Int32Array, SamplingRow
+    from edged.scheduler.request import Request
+
+
+class BatchBuilder:
+    """Holds the arrays of the largest step; every batch is a view of them, valid until the next one is built.
+
+    Args:
+        limits: What the executor can take.
+        grow: Brings pages for so many tokens of a request into use.
+    """
+
+    def __init__(self, limits: ExecutorLimits, grow: Callable[[Request, int], None]) -> None:
+        self._grow = grow
+        self._token_ids = np.zeros(limits.max_step_tokens, np.int32)  # [T]
+        self._positions = np.zeros(limits.max_step_tokens, np.int32)  # [T]
+        self._starts = np.zeros(limits.max_sequences + 1, np.int32)  # [S + 1]
+        self._lengths = np.zeros(limits.max_sequences, np.int32)  # [S]
+        self._counting = np.arange(limits.max_step_tokens + 1, dtype=np.int32)  # [T + 1]
+
+    def build(
+        self, decoding: Sequence[Request], pieces: Sequence[tuple[Request, int]]
+    ) -> tuple[StepBatch, list[Request]]:
+        """The step of these requests, and those whose tokens it draws, in the order of its rows.
+
+        Args:
+            decoding: Requests that decode one token each.
+            pieces: Requests whose prompts go on, and by how many tokens.
+        """
+        tokens = count = len(decoding)
+        tables: list[Int32Array] = []
+        sampling: list[SamplingRow] = []
+        drawing = list(decoding)
+        if count:
+            stored = [request.stored for request in decoding]
+            self._token_ids[:count] = [request.last_token for request in decoding]
+            self._positions[:count] = stored
+            self._lengths[:count] = stored
+            self._starts[: count + 1] = self._counting[: count + 1]
+            for request, position in zip(decoding, stored, strict=True):
+                if position >= request.room:
+                    self._grow(request, position + 1)
+                tables.append(request.pages)
+                sampling.append(request.sampling_row(position + 1))
+        logit_rows = list(range(count))
+        for request, take in pieces:
+            first, end = request.stored, request.stored + take
+            self._token_ids[tokens : tokens + take] = request.prompt[first:end]
+            self._positions[tokens : tokens + take] = self._counting[:take]
+            self._positions[tokens : tokens + take] += first
+            self._lengths[count] = first
+            tokens += take
+            count += 1
+            self._starts[count] = tokens
+            if end > request.room:
+                self._grow(request, end)
+            tables.append(request.pages)
+            if end == len(request.prompt):
+                drawing.append(request)
+                logit_rows.append(tokens - 1)
+                sampling.append(request.sampling_row(end))
+        batch = StepBatch(
+            token_ids=self._token_ids[:tokens],
+            positions=self._positions[:tokens],
+            sequence_starts=self._starts[: count + 1],
+            lengths=self._lengths[:count],
+            page_tables=tables,
+            logit_rows=np.array(logit_rows, np.int32),
+            sampling=sampling,
+        )
+        return batch, drawing
+
+
+def share_prompt_tokens(prefilling: Sequence[Request], budget: int) -> list[tuple[Request, int]]:
+    """Which prompts go on in a step, and by how many tokens.
+
+    The most urgent one has half of the budget, so that every prompt comes to its end. The other half goes to higher
+    priority first and then to the prompt with the least left, so that a short one need not wait until a long one is
+    through. What one does not need, the next one has.
+    """
+    if len(prefilling) == 1:
+        return [(prefilling[0], min(prefilling[0].prompt_left, budget))] if budget else []
+    first = max(prefilling, key=lambda r: (r.urgency, -r.order))
+    takes = {first.order: min(first.prompt_left, budget - budget // 2)}
+    left = budget - takes[first.order]
+    for request in sorted(prefilling, key=lambda r: (-r.priority, r.prompt_left, r.order)):
+        take = min(request.prompt_left - takes.get(request.order, 0), left)
+        takes[request.order] = takes.get(request.order, 0) + take
+        left -= take
+    return [(request, takes[request.order]) for request in prefilling if takes[request.order]]
