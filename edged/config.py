@@ -147,6 +147,69 @@ class AttentionConfig:
 
 
 @dataclass(frozen=True)
+class RopeScalingConfig:
+    """How rotary embeddings reach beyond the training length, in the place of the model's own ``rope_scaling``."""
+
+    preset: str | None = field(
+        default=None,
+        metadata=_key(
+            "A published list of LongRoPE factors, for 131072 tokens",
+            choices=("minicpm4-128k", "minicpm4.1-128k"),
+            default="none",
+        ),
+    )
+    type: str | None = field(
+        default=None,
+        metadata=_key(
+            "The method, where no preset is named; the keys below are its parameters, named as in config.json",
+            choices=("default", "linear", "llama3", "yarn", "longrope"),
+            default="none",
+        ),
+    )
+    factor: float | None = field(
+        default=None,
+        metadata=_key(
+            "How much longer than at training (linear, llama3, yarn, longrope)", default="the method's own"
+        ),
+    )
+    original_max_position_embeddings: int | None = field(
+        default=None,
+        metadata=_key(
+            "Longest sequence at training (llama3, yarn, longrope)",
+            low=1,
+            high=4_194_304,
+            default="what config.json says",
+        ),
+    )
+    attention_factor: float | None = field(
+        default=None,
+        metadata=_key(
+            "Multiplies cos and sin (yarn, longrope)",
+            default="the method's formula; 1 in minicpm models",
+        ),
+    )
+    low_freq_factor: float | None = field(default=None, metadata=_key("llama3", default="none"))
+    high_freq_factor: float | None = field(default=None, metadata=_key("llama3", default="none"))
+    beta_fast: float | None = field(default=None, metadata=_key("yarn", default="32"))
+    beta_slow: float | None = field(default=None, metadata=_key("yarn", default="1"))
+    short_factor: tuple[float, ...] = field(
+        default=(),
+        metadata=_key(
+            "longrope: a factor for each pair of a head's elements, up to the training length",
+            low=1,
+            high=512,
+            default="long_factor",
+        ),
+    )
+    long_factor: tuple[float, ...] = field(
+        default=(),
+        metadata=_key(
+            "longrope: likewise, where context_length is above it", low=1, high=512, default="short_factor"
+        ),
+    )
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """One model."""
 
@@ -180,6 +243,10 @@ class ModelConfig:
     )
     attention: AttentionConfig = field(
         default_factory=AttentionConfig, metadata=_key("Dense or block-sparse attention")
+    )
+    rope_scaling: RopeScalingConfig | None = field(
+        default=None,
+        metadata=_key("Rotary embeddings for longer contexts", default="the model's own"),
     )
 
 

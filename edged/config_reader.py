@@ -180,6 +180,8 @@ class _Reader:
             return dataclasses.MISSING
         if not low <= len(node.value) <= high:
             self.refuse(path, f"found {len(node.value)} entries", f"write {low} to {high} entries")
+        if not dataclasses.is_dataclass(kind):  # the limits were those of the list
+            metadata = {**metadata, "low": None, "high": None}
         values = [
             self._value(entry, kind, metadata, f"{path}[{index}]")
             for index, entry in enumerate(node.value[:high])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+from dataclasses import fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,7 +16,7 @@ from edged.units import exact_size
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from edged.config import Config, ListenConfig, ModelConfig
+    from edged.config import Config, ListenConfig, ModelConfig, RopeScalingConfig
 
 
 class Report(Protocol):
@@ -73,6 +74,8 @@ def _check_memory(config: Config, report: Report) -> None:
 
 
 def _check_model(model: ModelConfig, path: str, report: Report) -> None:
+    if model.rope_scaling is not None:
+        _check_rope(model.rope_scaling, f"{path}.rope_scaling", report)
     if model.prefill_chunk > model.context_length and report.sound(
         f"{path}.prefill_chunk", f"{path}.context_length"
     ):
@@ -104,6 +107,37 @@ def _check_listen(listen: ListenConfig, report: Report) -> None:
             )
     if listen.tcp is not None and report.sound("listen.tcp"):
         for problem, remedy in _tcp_faults(listen.tcp):
+_ROPE_KEYS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
+    "longrope": (
+        "factor",
+        "original_max_position_embeddings",
+        "attention_factor",
+        "short_factor",
+        "long_factor",
+    ),
+}
+"""The parameters of each method."""
+
+
+def _check_rope(scaling: RopeScalingConfig, path: str, report: Report) -> None:
+    """A preset or a method, and no parameter that it does not have."""
+    if not report.sound(path, f"{path}.preset", f"{path}.type"):
+        return
+    if (scaling.preset is None) == (scaling.type is None):
+        found = "neither preset nor type" if scaling.preset is None else "both preset and type"
+        report.refuse(path, f"found {found}", "write one of them")
+        return
+    method = "a preset" if scaling.type is None else f"type: {scaling.type}"
+    known = ("preset",) if scaling.type is None else ("type", *_ROPE_KEYS[scaling.type])
+    for each in fields(scaling):
+        if each.name not in known and getattr(scaling, each.name) not in (None, ()):
+            report.refuse(f"{path}.{each.name}", f"has no effect with {method}", "remove it")
+
+
             report.refuse("listen.tcp", problem, remedy)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _MAX_INDEX_BYTES = 64 << 20
+_SHARD = re.compile(r"-\d+-of-\d+\.safetensors$")
 # One call reads at most this much, so that the page cache holds no more than this of a file.
 _READ_BYTES = 32 << 20
 
@@ -70,6 +72,9 @@ class WeightFiles:
             return cls._open_files(folder, [SINGLE_FILE], None)
         index = folder / INDEX_FILE
         if not index.exists():
+            whole = _whole_file(folder)
+            if whole:
+                return cls._open_files(folder, [whole], None)
             raise CheckpointError(f"{folder}: holds neither {SINGLE_FILE} nor {INDEX_FILE}{_hint(folder)}")
         weight_map = _read_index(index)
         return cls._open_files(folder, sorted(set(weight_map.values())), weight_map)
@@ -219,6 +224,12 @@ def open_regular(file: Path) -> int:
         os.close(descriptor)
         raise CheckpointError(f"{file}: is no regular file")
     return descriptor
+
+
+def _whole_file(folder: Path) -> str:
+    """The only weight file of a folder, under a name of its own (quantizers give theirs such); else nothing."""
+    names = [file.name for file in folder.glob("*.safetensors")]
+    return names[0] if len(names) == 1 and not _SHARD.search(names[0]) else ""
 
 
 def _hint(folder: Path) -> str:

@@ -64,7 +64,7 @@ def _check_model(model: ModelConfig) -> Iterator[Finding]:
         )
         return
     try:
-        architecture = Architecture.read(model.path)
+        architecture = Architecture.of(model)
         with WeightFiles.open(model.path) as weights:
             size = weights.nbytes
         tokenizer = Tokenizer.load(model.path)

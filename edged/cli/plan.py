@@ -172,7 +172,7 @@ def _rooms(config: Config, ledger: Ledger) -> dict[str, dict[str, int | None]]:
     """
     rooms: dict[str, dict[str, int | None]] = {}
     for model in config.models:
-        plan = ModelPlan.of(model, Architecture.read(model.path))
+        plan = ModelPlan.of(model, Architecture.of(model))
         room = model_bytes(plan) + ledger.budget - ledger.total
         longest = max(plan.context_length, plan.architecture.max_position)
         rooms[model.name] = {

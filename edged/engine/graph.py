@@ -75,10 +75,15 @@ class GraphSpec:
     selection: SelectionRule | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a dtype that no graph has."""
+        """Refuse a dtype or weights that no graph has."""
         if self.dtype not in DTYPES:
             raise UnsupportedError(
                 f"dtype {self.dtype!r}: a graph has one of {', '.join(DTYPES)}", field="dtype"
+            )
+        if self.architecture.quantization is not None:
+            raise UnsupportedError(
+                "quantization_config: no graph has 4-bit linears in this version; use executor: torch",
+                field="quantization_config",
             )
 
     def input_shapes(self) -> dict[str, tuple[str, tuple[Dim, ...]]]:

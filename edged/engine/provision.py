@@ -155,7 +155,7 @@ def spec_of(model: ModelConfig) -> GraphSpec:
             f"model {model.name}: dtype {model.dtype}: executor tensorrt takes {' or '.join(PLUGIN_DTYPES)}",
             field="dtype",
         )
-    architecture = Architecture.read(model.path)
+    architecture = Architecture.of(model)
     try:
         check_heads(architecture.heads, architecture.kv_heads, architecture.head_dim)
     except LaunchError as error:

@@ -8,6 +8,7 @@ import torch
 
 from edged.executor.torch_attention import CpuAttention
 from edged.executor.torch_linear import CpuLinear
+from edged.executor.torch_packed import packed_weights
 from edged.executor.torch_views import FEATURE_MAJOR_ROWS, LinearViews, StepViews, head_views
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class TorchOperators:
         linears = [
             part for layer in decoder.layers for part in (layer.qkv, layer.output, layer.gate_up, layer.down)
         ]
-        self._linear = CpuLinear([*linears, decoder.head], buffers)
+        self._linear = CpuLinear([*linears, decoder.head], buffers, packed_weights(self._a, buffers))
         self._qk_norms = tuple(
             None
             if layer.q_norm is None or layer.k_norm is None

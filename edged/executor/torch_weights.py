@@ -1,18 +1,22 @@
 """Weights from the model folder into the executor's buffers: each byte is read once, into its final place.
 
-A tensor of another dtype than the plan's passes through a small bounce buffer, piece by piece. While a model loads,
-memory therefore holds the model and a few megabytes more.
+A tensor of another dtype than the plan's, or for another device, passes through a small bounce buffer, piece by piece. A
+4-bit module is read as a whole and turned over some outputs at a time. While a model loads, memory therefore holds the
+model and a few megabytes more.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
+from edged.checkpoint.packed import check_no_bias
 from edged.checkpoint.safetensors_files import WeightFiles
 from edged.errors import CheckpointError
-from edged.models.weights import WeightSource, check_checkpoint, weight_specs
+from edged.models.checkpoint import CheckpointPlan
+from edged.models.weights import ORDER, SCALES, ZEROS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
 
     from edged.executor.base import Progress
     from edged.models.architecture import Architecture
+    from edged.models.checkpoint import PackedLinear
+    from edged.models.weights import WeightSource
 
 FILE_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _PIECE_ELEMENTS = 1 << 20
@@ -28,44 +34,32 @@ _PIECE_ELEMENTS = 1 << 20
 def read_weights(
     folder: Path, architecture: Architecture, weights: Mapping[str, torch.Tensor], progress: Progress
 ) -> None:
-    """Fill ``weights`` (by the names of ``weight_specs``) from the safetensors files of ``folder``.
+    """Fill ``weights`` (by the names of ``weight_parts``) from the safetensors files of ``folder``.
 
     Raises:
         CheckpointError: The files are damaged, do not fit the architecture, have a dtype that is no float, hold NaN
-            or infinity in a norm, or values that the plan's dtype cannot hold.
+            or infinity in a norm or a scale, or values that the plan's dtype cannot hold.
     """
     with WeightFiles.open(folder) as files:
-        check_checkpoint(architecture, {name: files.info(name).shape for name in files.names()})
-        places = {
-            source.name: (weights[spec.name], source)
-            for spec in weight_specs(architecture)
-            for source in spec.sources
-        }
-        _check_dtypes(files, places)
-        total = sum(files.info(name).nbytes for name in places)
+        plan = CheckpointPlan.of(architecture, files)
+        total = sum(files.info(name).nbytes for name in plan.expected() if name in files)
         done = 0
         # In the order of the files, which is the fastest to read.
         for name in files.names():
-            if name in places:
-                weight, source = places[name]
-                _read_tensor(files, source, weight[source.start : source.start + source.shape[0]])
+            if name in plan.dense:
+                weight, source = plan.dense[name]
+                _read_tensor(files, source, weights[weight][source.start : source.start + source.shape[0]])
                 done += files.info(name).nbytes
                 progress("reading weights", done, total)
-
-
-def _check_dtypes(files: WeightFiles, names: Mapping[str, object]) -> None:
-    for name in names:
-        dtype = files.info(name).dtype
-        if dtype not in FILE_DTYPES:
-            raise CheckpointError(
-                f"{files.info(name).file}: tensor {name!r} is {dtype}; weights must be one of {', '.join(FILE_DTYPES)}"
-            )
+        for linear in plan.packed:
+            done += _read_packed(files, plan, linear, weights)
+            progress("reading weights", done, total)
 
 
 def _read_tensor(files: WeightFiles, source: WeightSource, target: torch.Tensor) -> None:
     """Read one checkpoint tensor into its rows of a weight."""
     dtype = FILE_DTYPES[files.info(source.name).dtype]
-    if dtype == target.dtype:
+    if dtype == target.dtype and target.device.type == "cpu":
         files.read_into(source.name, _bytes_of(target))
     else:
         _convert(files, source.name, dtype, target.view(-1))
@@ -77,7 +71,7 @@ def _read_tensor(files: WeightFiles, source: WeightSource, target: torch.Tensor)
 def _convert(files: WeightFiles, name: str, dtype: torch.dtype, target: torch.Tensor) -> None:
     """Read piece by piece and convert."""
     piece = torch.empty(min(_PIECE_ELEMENTS, target.numel()), dtype=dtype)
-    loses_range = target.dtype == torch.float16
+    loses_range = target.dtype == torch.float16 and dtype != torch.float16
     for start in range(0, target.numel(), _PIECE_ELEMENTS):
         part = target[start : start + _PIECE_ELEMENTS]
         files.read_into(name, _bytes_of(piece[: part.numel()]), start * piece.element_size())
@@ -87,6 +81,26 @@ def _convert(files: WeightFiles, name: str, dtype: torch.dtype, target: torch.Te
                 f"{files.info(name).file}: tensor {name!r} holds values that float16 cannot; "
                 f"set dtype to bfloat16 or float32"
             )
+
+
+def _read_packed(
+    files: WeightFiles, plan: CheckpointPlan, linear: PackedLinear, weights: Mapping[str, torch.Tensor]
+) -> int:
+    """Read one 4-bit module into its rows of a weight and return the bytes that it has in the files."""
+    if f"{linear.module}.bias" not in plan.dense:
+        check_no_bias(files, f"{linear.module}.bias")
+    order, rows = plan.read(files, linear)
+    orders = weights.get(linear.weight + ORDER)
+    if orders is not None and order is not None:
+        orders[linear.part].copy_(torch.from_numpy(order))
+    packed, scales, zeros = (weights[linear.weight + part] for part in ("", SCALES, ZEROS))
+    for tile in rows:
+        start = linear.start + tile.start
+        end = start + len(tile.packed)
+        packed[start:end].copy_(torch.from_numpy(tile.packed.view(np.int32)))
+        scales[start:end].copy_(torch.from_numpy(tile.scales))
+        zeros[start:end].copy_(torch.from_numpy(tile.zeros))
+    return sum(files.info(name).nbytes for name in plan.tensors_of(linear) if name in files)
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

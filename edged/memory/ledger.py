@@ -109,7 +109,7 @@ def compute_ledger(config: Config) -> Ledger:
         CheckpointError: A model folder's ``config.json`` is refused.
         LedgerError: No budget is given and the system does not say how much memory there is.
     """
-    plans = {model.name: ModelPlan.of(model, Architecture.read(model.path)) for model in config.models}
+    plans = {model.name: ModelPlan.of(model, Architecture.of(model)) for model in config.models}
     budget = config.memory.budget
     if budget is None:
         available = available_memory()

@@ -7,18 +7,25 @@ and the decoder does not do, is refused by the key's name: a guess here would be
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from edged.errors import CheckpointError
 from edged.models.config_values import ConfigValues
+from edged.models.quantization import Quantization
 from edged.models.rope import Rope
+from edged.models.rope_scaling import with_rope_scaling
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from edged.config import ModelConfig, RopeScalingConfig
+
 CONFIG_FILE = "config.json"
+GPTQ_FILE = "quantize_config.json"
+MOST_LAYERS = 1024
+"""Layers that are believed; the deepest published decoders have some 130."""
 _MAX_CONFIG_BYTES = 4 << 20
 
 
@@ -73,6 +80,8 @@ class Architecture:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_divisor: float = 1.0
+    quantization: Quantization | None = None
+    """Which linears are 4-bit; None: none."""
 
     @property
     def group(self) -> int:
@@ -95,41 +104,54 @@ class Architecture:
         return self.q_width + 2 * self.kv_width
 
     @classmethod
-    def read(cls, folder: Path) -> Architecture:
+    def of(cls, model: ModelConfig) -> Architecture:
+        """The architecture of a configured model: its folder's, with the configuration's ``rope_scaling``.
+
+        Raises:
+            CheckpointError: The folder's ``config.json`` is refused, or does not go with ``rope_scaling``.
+        """
+        return cls.read(model.path, rope_scaling=model.rope_scaling)
+
+    @classmethod
+    def read(cls, folder: Path, *, rope_scaling: RopeScalingConfig | None = None) -> Architecture:
         """Read ``config.json`` of a model folder.
+
+        A folder of AutoGPTQ, which says in ``quantize_config.json`` how it is quantized, is read too.
+
+        Args:
+            folder: The model folder.
+            rope_scaling: Takes the place of the file's.
 
         Raises:
             CheckpointError: The file is missing or unreadable, or :meth:`from_config` refuses it.
         """
         file = folder / CONFIG_FILE
+        config = _read_json(file, "; give the folder that holds config.json")
+        gptq = folder / GPTQ_FILE
+        if config.get("quantization_config") is None and gptq.exists():
+            config["quantization_config"] = {"quant_method": "gptq", **_read_json(gptq)}
         try:
-            if file.stat().st_size > _MAX_CONFIG_BYTES:
-                raise CheckpointError(f"{file}: larger than {_MAX_CONFIG_BYTES >> 20} MiB")
-            config = json.loads(file.read_text("utf-8"))
-        except FileNotFoundError:
-            raise CheckpointError(
-                f"{file}: this file is missing; give the folder that holds config.json"
-            ) from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{file}: cannot be read: {error}") from None
-        if not isinstance(config, dict):
-            raise CheckpointError(f"{file}: must hold a JSON object, not a {type(config).__name__}")
-        try:
-            return cls.from_config(config)
+            return cls.from_config(config, rope_scaling=rope_scaling)
         except CheckpointError as error:
             raise CheckpointError(f"{file}: {error.message}", field=error.field) from None
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Architecture:
+    def from_config(
+        cls, config: Mapping[str, Any], *, rope_scaling: RopeScalingConfig | None = None
+    ) -> Architecture:
         """Check a Hugging Face configuration and take what the decoder needs from it.
 
         Both spellings of the rope keys are read: ``rope_theta`` with ``rope_scaling``, and ``rope_parameters``.
+
+        Args:
+            config: The content of ``config.json``.
+            rope_scaling: Takes the place of the file's.
 
         Raises:
             CheckpointError: A needed key is missing, has a wrong type or value, or asks for what the decoder does not
                 do; ``field`` is the key.
         """
-        values = ConfigValues(config)
+        values = ConfigValues(config if rope_scaling is None else with_rope_scaling(config, rope_scaling))
         model_type = values.text("model_type")
         if model_type not in FAMILIES:
             raise values.refusal("model_type", f"is not supported; supported are {', '.join(FAMILIES)}")
@@ -137,7 +159,7 @@ class Architecture:
         _refuse_unsupported(values)
 
         hidden = values.count("hidden_size")
-        layers = values.count("num_hidden_layers")
+        layers = values.count("num_hidden_layers", most=MOST_LAYERS)
         heads = values.count("num_attention_heads")
         kv_heads = values.count("num_key_value_heads")
         if heads % kv_heads:
@@ -147,7 +169,24 @@ class Architecture:
         head_dim = _head_dim(values, family, hidden, heads)
         max_position = values.count("max_position_embeddings")
         attention_bias = values.flag("attention_bias", default=False)
-        return cls(
+        tied = values.flag("tie_word_embeddings", default=family.tie_default)
+        rope = Rope.from_config(
+            values,
+            head_dim=head_dim,
+            max_position=max_position,
+            theta_default=family.rope_theta_default,
+            # The released minicpm code never scales cos and sin, whatever the context.
+            attention_factor=1.0 if family.mup else None,
+        )
+        if rope_scaling is not None:
+            max_position = rope.reach(max_position)
+            if family.mup and rope_scaling.attention_factor not in (None, 1.0):
+                raise CheckpointError(
+                    f"rope_scaling.attention_factor {rope_scaling.attention_factor} is not supported: {model_type} models "
+                    "have 1.0 at every context length",
+                    field="rope_scaling.attention_factor",
+                )
+        architecture = cls(
             model_type=model_type,
             hidden=hidden,
             intermediate=values.count("intermediate_size"),
@@ -158,24 +197,55 @@ class Architecture:
             vocabulary=values.count("vocab_size"),
             norm_eps=values.number("rms_norm_eps", above=0.0),
             max_position=max_position,
-            rope=Rope.from_config(
-                values,
-                head_dim=head_dim,
-                max_position=max_position,
-                theta_default=family.rope_theta_default,
-                # The released minicpm code never scales cos and sin, whatever the context.
-                attention_factor=1.0 if family.mup else None,
-            ),
-            tied=values.flag("tie_word_embeddings", default=family.tie_default),
+            rope=rope,
+            tied=tied,
             qk_norm=family.qk_norm,
             qkv_bias=family.qkv_bias or attention_bias,
             output_bias=attention_bias,
             mlp_bias=values.flag("mlp_bias", default=False),
             **(_mup(values, hidden, layers) if family.mup else {}),
         )
+        if values.has("quantization_config"):
+            return replace(architecture, quantization=_quantization(values, architecture))
+        return architecture
 
 
-def _mup(values: ConfigValues, hidden: int, layers: int) -> dict[str, float]:
+def _read_json(file: Path, advice: str = "") -> dict[str, Any]:
+    """The JSON object in a small file."""
+    try:
+        if file.stat().st_size > _MAX_CONFIG_BYTES:
+            raise CheckpointError(f"{file}: larger than {_MAX_CONFIG_BYTES >> 20} MiB")
+        config = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{file}: this file is missing{advice}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file}: cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{file}: must hold a JSON object, not a {type(config).__name__}")
+    return config
+
+
+def _quantization(values: ConfigValues, a: Architecture) -> Quantization:
+    """The 4-bit linears, whose sizes must cut into groups and words."""
+    quantization = Quantization.from_config(values.part("quantization_config"))
+    if quantization.head and a.tied:
+        raise values.part("quantization_config").refusal(
+            "lm_head", "is not supported where tie_word_embeddings is true"
+        )
+    outputs = {
+        "num_attention_heads": a.q_width,
+        "num_key_value_heads": a.kv_width,
+        "hidden_size": a.hidden,
+        "intermediate_size": a.intermediate,
+    }
+    quantization.check(
+        {"hidden_size": a.hidden, "num_attention_heads": a.q_width, "intermediate_size": a.intermediate},
+        {**outputs, "vocab_size": a.vocabulary} if quantization.head else outputs,
+    )
+    return quantization
+
+
+def _mup(values: ConfigValues, hidden: int, layers: int) -> dict[str, Any]:
     """The three muP scales (Tensor Programs V, as MiniCPM applies them)."""
     return {
         "embedding_scale": values.number("scale_emb", above=0.0),
@@ -209,10 +279,6 @@ def _refuse_unsupported(values: ConfigValues) -> None:
         kinds = values.raw("layer_types")
         if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
             raise values.refusal("layer_types", "is not supported except for full_attention in every layer")
-    if values.has("quantization_config"):
-        raise values.refusal(
-            "quantization_config", "is not supported: give weights in float32, bfloat16 or float16"
-        )
     if values.has("num_experts") or values.has("num_local_experts"):
         key = "num_experts" if values.has("num_experts") else "num_local_experts"
         raise values.refusal(key, "is not supported: the decoder has one MLP a layer")

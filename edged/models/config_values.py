@@ -56,15 +56,17 @@ class ConfigValues:
             raise self.refusal(key, "must be a string")
         return value
 
-    def count(self, key: str) -> int:
-        """A whole number of at least 1.
+    def count(self, key: str, *, most: int = 2**31 - 1) -> int:
+        """A whole number from 1 to ``most``.
 
         Raises:
             CheckpointError: Missing, or something else.
         """
         value = self.raw(key)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.refusal(key, "must be a whole number of at least 1")
+        if value > most:
+            raise self.refusal(key, f"must be at most {most}")
         return value
 
     def number(self, key: str, *, above: float | None = None, default: float | None = None) -> float:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from edged.checkpoint.safetensors_files import WeightFiles
 from edged.models.architecture import Architecture
-from edged.models.weights import check_checkpoint
+from edged.models.checkpoint import CheckpointPlan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,8 +16,8 @@ def check_folder(folder: Path) -> None:
     """Hold the weight files' headers to the architecture; no weight is read.
 
     Raises:
-        CheckpointError: A file is missing or damaged, or tensors are missing, unknown or of another shape.
+        CheckpointError: A file is missing or damaged, or tensors are missing, unknown, of another shape or element type.
     """
     architecture = Architecture.read(folder)
     with WeightFiles.open(folder) as files:
-        check_checkpoint(architecture, {name: files.info(name).shape for name in files.names()})
+        CheckpointPlan.of(architecture, files)

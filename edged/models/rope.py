@@ -181,6 +181,12 @@ class Rope:
             long_factor=scaling.numbers("long_factor", head_dim // 2),
         )
 
+    def reach(self, max_position: int) -> int:
+        """Longest sequence that the scaling is made for, where the model's own maximum is ``max_position``."""
+        original = self.original_max_position or max_position
+        reach = original * self.factor
+        return max(max_position, min(int(reach), 2**31 - 1))
+
     def inverse_frequencies(self, head_dim: int, context_length: int) -> FloatArray:
         """Radians a position of each pair (i, i + head_dim / 2), fp32 ``[head_dim / 2]``.
 

@@ -1,35 +1,55 @@
 """The weights a decoder needs: their names, shapes, and the checkpoint tensors that each is made of.
 
 q, k and v lie in one matrix ``[q; k; v]`` and gate and up in one ``[gate; up]``, so that a step reads each in one call.
-A checkpoint that lacks a tensor, has one that nothing maps, or one of another shape is refused, with all of them listed.
+Linears that a checkpoint has in 4 bits stay so: they are made of packed integers, scales and zero points.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from edged.errors import CheckpointError
+from edged.models.quantization import WORD_WEIGHTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from edged.models.architecture import Architecture
+    from edged.models.quantization import Quantization
 
 EMBEDDING = "embedding"
 FINAL_NORM = "final_norm"
 HEAD = "head"
 
-_SHOWN = 8
-
 
 @dataclass(frozen=True)
 class WeightSource:
-    """A checkpoint tensor that fills rows ``start`` to ``start + shape[0]`` of a weight."""
+    """A checkpoint tensor that fills rows ``start`` to ``start + shape[0]`` of a weight.
+
+    A 4-bit linear's is there under the name of its module only: :attr:`module` with ``qweight`` and others.
+    """
 
     name: str
     start: int
     shape: tuple[int, ...]
+
+    @property
+    def module(self) -> str:
+        """Name of the module that the tensor belongs to."""
+        return self.name.rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a 4-bit weight is grouped; :mod:`edged.checkpoint.packed` says how it lies in memory.
+
+    ``order`` of an act-order weight has a row for each source, since each checkpoint module has an order of its own.
+    """
+
+    group: int
+    act_order: bool
 
 
 @dataclass(frozen=True)
@@ -39,14 +59,41 @@ class WeightSpec:
     name: str
     shape: tuple[int, ...]
     sources: tuple[WeightSource, ...]
+    packing: Packing | None = None
+    """4-bit; None: as wide as the plan says."""
 
     @property
     def elements(self) -> int:
         """Number of elements."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
+
+
+class WeightPart(NamedTuple):
+    """A tensor that a weight is made of in memory; ``dtype`` is empty where the plan decides it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+SCALES, ZEROS, ORDER = ".scales", ".zeros", ".order"
+"""Follow a 4-bit weight's name: ``layers.3.qkv`` itself holds the packed integers."""
+
+
+def weight_parts(spec: WeightSpec) -> tuple[WeightPart, ...]:
+    """The tensors of a weight: itself, or for a 4-bit one the packed integers, scales, zero points and orders."""
+    if spec.packing is None:
+        return (WeightPart(spec.name, spec.shape, ""),)
+    outputs, inputs = spec.shape
+    groups = inputs // spec.packing.group
+    parts = [
+        WeightPart(spec.name, (outputs, inputs // WORD_WEIGHTS), "int32"),
+        WeightPart(spec.name + SCALES, (outputs, groups), "float16"),
+        WeightPart(spec.name + ZEROS, (outputs, groups), "uint8"),
+    ]
+    if spec.packing.act_order:
+        parts.append(WeightPart(spec.name + ORDER, (len(spec.sources), inputs), "int32"))
+    return tuple(parts)
 
 
 def layer_name(layer: int, part: str) -> str:
@@ -66,7 +113,25 @@ def weight_specs(architecture: Architecture) -> tuple[WeightSpec, ...]:
     specs.append(_single(FINAL_NORM, "model.norm.weight", (a.hidden,)))
     if not a.tied:
         specs.append(_single(HEAD, "lm_head.weight", (a.vocabulary, a.hidden)))
-    return tuple(specs)
+    quantization = a.quantization
+    return tuple(specs if quantization is None else (_packed(spec, quantization) for spec in specs))
+
+
+def _packed(spec: WeightSpec, quantization: Quantization) -> WeightSpec:
+    """The weight with its packing, where it is a linear that the checkpoint has in 4 bits."""
+    if len(spec.shape) != 2 or spec.name == EMBEDDING:
+        return spec
+    covered = [source.module for source in spec.sources if quantization.covers(source.module)]
+    if not covered:
+        return spec
+    if len(covered) < len(spec.sources):
+        plain = [source.module for source in spec.sources if source.module not in covered]
+        raise CheckpointError(
+            f"quantization_config quantizes {', '.join(covered)} and not {', '.join(plain)}, which are one product here: "
+            "quantize all of them or none",
+            field="quantization_config",
+        )
+    return replace(spec, packing=Packing(quantization.group_of(spec.shape[1]), quantization.act_order))
 
 
 def _layer_specs(a: Architecture, layer: int) -> Iterable[WeightSpec]:
@@ -120,44 +185,6 @@ def parameter_count(architecture: Architecture) -> int:
     return sum(spec.elements for spec in weight_specs(architecture))
 
 
-def check_checkpoint(architecture: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Hold a checkpoint's tensors against what the decoder needs.
-
-    Args:
-        architecture: The model's hyper-parameters.
-        shapes: Shape of each tensor in the checkpoint, by name.
-
-    Raises:
-        CheckpointError: Tensors are missing, unmapped or of another shape; lists them.
-    """
-    needed = {source.name: source.shape for spec in weight_specs(architecture) for source in spec.sources}
-    missing = [name for name in needed if name not in shapes]
-    unmapped = [name for name in shapes if name not in needed and not _is_redundant(name, architecture)]
-    wrong = [
-        f"{name} is {list(shapes[name])} instead of {list(shape)}"
-        for name, shape in needed.items()
-        if name in shapes and tuple(shapes[name]) != shape
-    ]
-    faults = [
-        f"{len(names)} {what}: {_listed(names)}"
-        for what, names in (
-            ("tensors are missing", missing),
-            ("tensors have no place in this architecture", unmapped),
-            ("tensors have shapes that contradict config.json", wrong),
-        )
-        if names
-    ]
-    if faults:
-        raise CheckpointError(
-            f"the weights do not fit the {architecture.model_type} model: {'; '.join(faults)}"
-        )
-
-
-def _is_redundant(name: str, architecture: Architecture) -> bool:
-    """Whether a tensor repeats what is known: the tied head, or the table that rope parameters already give."""
-    return (architecture.tied and name == "lm_head.weight") or name.endswith(".rotary_emb.inv_freq")
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+def packed_count(architecture: Architecture) -> int:
+    """Number of parameters that are in 4 bits."""
+    return sum(spec.elements for spec in weight_specs(architecture) if spec.packing is not None)

@@ -328,12 +328,22 @@ def test_an_index_that_is_no_index_is_refused(tmp_path: Path, text: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("x.gguf", "edgectl import"), ("pytorch_model.bin", "pickled"), ("x.safetensors", "index"), ("y", "neither")]
+    ("name", "hint"), [("x.gguf", "edgectl import"), ("pytorch_model.bin", "pickled"), ("m-00001-of-00002.safetensors", "index"), ("y", "neither")]
 )  # fmt: skip
 def test_a_folder_without_weights_says_what_to_do(tmp_path: Path, name: str, hint: str) -> None:
     (tmp_path / name).touch()
     with pytest.raises(CheckpointError, match=hint):
         WeightFiles.open(tmp_path)
+
+
+def test_a_single_file_may_have_another_name(tmp_path: Path) -> None:
+    write(tmp_path, GOOD, "gptq_model-4bit-128g.safetensors")
+    assert set(read_all(tmp_path)) == {"a", "b"}
+    write(tmp_path, GOOD, "other.safetensors")
+    with pytest.raises(CheckpointError, match="need their index"):
+        WeightFiles.open(tmp_path)
+    write(tmp_path, pack({"c": A}, bytes(8)))
+    assert set(read_all(tmp_path)) == {"c"}
 
 
 def test_what_is_no_folder_or_no_file_is_refused(tmp_path: Path) -> None:

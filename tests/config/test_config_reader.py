@@ -15,6 +15,7 @@ from edged.config import (
     MemoryConfig,
     ModelConfig,
     QueueConfig,
+    RopeScalingConfig,
     WatchdogConfig,
 )
 from edged.config_reader import ConfigFileError, parse_config, read_config
@@ -49,6 +50,7 @@ def test_every_key_arrives():
             prefill_chunk: 1024
             threads: 4
             attention: {mode: sparse, dense_below: 0, top_k: 32, window: 1024, init_blocks: 2, lse: exact}
+            rope_scaling: {preset: minicpm4-128k}
         queue: {capacity: 0, stream_buffer: 8}
         limits: {message_size: 1MiB, prompt_size: 64KiB, stop_strings: 4, stop_bytes: 100B, stop_token_ids: 0, concurrent_streams: 7}
         watchdog: {step_timeout: 5s, load_timeout: 2min}
@@ -71,6 +73,7 @@ def test_every_key_arrives():
             prefill_chunk=1024,
             threads=4,
             attention=AttentionConfig("sparse", 0, 32, 1024, 2, "exact"),
+            rope_scaling=RopeScalingConfig(preset="minicpm4-128k"),
         ),
     )
     assert config.queue == QueueConfig(capacity=0, stream_buffer=8)
@@ -84,6 +87,26 @@ def test_every_key_arrives():
     assert config.default_model == "openbmb/MiniCPM4-8B"
 
 
+def test_every_parameter_of_rope_scaling_arrives():
+    def read(text):
+        return parse(f"models: [{{name: a, path: b, rope_scaling: {{{text}}}}}]").models[0].rope_scaling
+
+    assert read(
+        "type: yarn, factor: 4, beta_fast: 24, beta_slow: 2, attention_factor: 1"
+    ) == RopeScalingConfig(type="yarn", factor=4.0, beta_fast=24.0, beta_slow=2.0, attention_factor=1.0)
+    llama3 = "type: llama3, factor: 8, low_freq_factor: 1, high_freq_factor: 4.0"
+    assert read(f"{llama3}, original_max_position_embeddings: 8192") == RopeScalingConfig(
+        type="llama3",
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=8192,
+    )
+    assert read("type: longrope, short_factor: [1, 1.5], long_factor: [2, 3.0e+0]") == RopeScalingConfig(
+        type="longrope", short_factor=(1.0, 1.5), long_factor=(2.0, 3.0)
+    )
+
+
 def test_every_key_of_the_types_is_in_that_test():
     """A key added to the dataclasses must be added above, or it would never be read in a test."""
     text = Path(__file__).read_text("utf-8")
@@ -94,7 +117,7 @@ def test_every_key_of_the_types_is_in_that_test():
             if field.default_factory is not dataclasses.MISSING:
                 yield from names(type(field.default_factory()))
 
-    for name in [*names(Config), *names(ModelConfig)]:
+    for name in [*names(Config), *names(ModelConfig), *names(RopeScalingConfig)]:
         assert f"{name}:" in text, name
 
 

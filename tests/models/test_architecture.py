@@ -50,6 +50,8 @@ MINICPM4_8B = {
     "mup_denominator": 32,
     "tie_word_embeddings": False,
 }
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False, "sym": True}
+AWQ = {"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "zero_point": True, "version": "GEMM"}
 NEEDED = (
     "model_type",
     "hidden_size",
@@ -151,7 +153,38 @@ def test_a_family_needs_what_its_own_defaults_would_hide(model_type, key):
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"num_hidden_layers": 2**20}, "num_hidden_layers"),
+        ({"quantization_config": 4}, "quantization_config"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config.quant_method"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config.quant_method"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config.bits"),
+        ({"quantization_config": {**GPTQ, "bits": 8}}, "quantization_config.bits"),
+        ({"quantization_config": {**GPTQ, "group_size": 128}}, "quantization_config.group_size"),
+        ({"quantization_config": {**GPTQ, "group_size": 0}}, "quantization_config.group_size"),
+        ({"quantization_config": {**GPTQ, "group_size": 12}}, "quantization_config.group_size"),
+        ({"quantization_config": {**GPTQ, "group_size": "64"}}, "quantization_config.group_size"),
+        ({"quantization_config": {**GPTQ, "desc_act": 1}}, "quantization_config.desc_act"),
+        (
+            {"quantization_config": {**GPTQ, "checkpoint_format": "marlin"}},
+            "quantization_config.checkpoint_format",
+        ),
+        ({"quantization_config": {**GPTQ, "is_marlin_format": True}}, "quantization_config.is_marlin_format"),
+        ({"quantization_config": {**GPTQ, "dynamic": {"-:.*": {}}}}, "quantization_config.dynamic"),
+        (
+            {"quantization_config": {**GPTQ, "lm_head": True}, "tie_word_embeddings": True},
+            "quantization_config.lm_head",
+        ),
+        (
+            {"quantization_config": {**GPTQ, "modules_to_not_convert": "mlp"}},
+            "quantization_config.modules_to_not_convert",
+        ),
+        ({"quantization_config": {**AWQ, "version": "gemv"}}, "quantization_config.version"),
+        ({"quantization_config": {**AWQ, "zero_point": False}}, "quantization_config.zero_point"),
+        ({"quantization_config": GPTQ, "intermediate_size": 1504}, "quantization_config.group_size"),
+        (
+            {"quantization_config": {**GPTQ, "group_size": -1}, "intermediate_size": 1540},
+            "quantization_config.group_size",
+        ),
         ({"num_experts": 8}, "num_experts"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_scaling.rope_type"),
@@ -225,6 +258,30 @@ def test_reading_a_folder_names_the_file(tmp_path):
     assert Architecture.read(tmp_path) == Architecture.from_config(LLAMA)
 
 
+def test_a_gptq_configuration_says_what_is_quantized():
+    a = Architecture.from_config(
+        {
+            **LLAMA,
+            "quantization_config": {
+                **GPTQ,
+                "desc_act": True,
+                "modules_to_not_convert": ["layers.3.", "o_proj"],
+            },
+        }
+    )
+    q = a.quantization
+    assert (q.method, q.group, q.act_order, q.zero_offset, q.head) == ("gptq", 64, True, 1, False)
+    assert q.covers("model.layers.2.mlp.up_proj")
+    assert not any(
+        map(q.covers, ("model.layers.3.mlp.up_proj", "model.layers.2.self_attn.o_proj", "lm_head"))
+    )
+    for key in ("checkpoint_format", "format"):
+        second = Architecture.from_config({**LLAMA, "quantization_config": {**GPTQ, key: "gptq_v2"}})
+        assert second.quantization.zero_offset == 0
+    awq = Architecture.from_config({**LLAMA, "quantization_config": AWQ}).quantization
+    assert (awq.method, awq.group, awq.zero_offset) == ("awq", 64, 0)
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(string.printable, max_size=8),
     lambda inner: (
@@ -236,7 +293,9 @@ JSON = st.recursive(
 
 @given(
     st.dictionaries(
-        st.sampled_from([*MINICPM4_8B, "rope_parameters", "layer_types", "mlp_bias"]), JSON, max_size=6
+        st.sampled_from([*MINICPM4_8B, "rope_parameters", "layer_types", "mlp_bias", "quantization_config"]),
+        JSON,
+        max_size=6,
     )
 )
 def test_no_content_breaks_the_reader(change):

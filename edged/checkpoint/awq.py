@@ -1,0 +1,73 @@
+"""AWQ linears as AutoAWQ writes them, layout ``gemm`` (arXiv 2306.00978).
+
+``qweight`` int32 ``[K, N/8]`` and ``qzeros`` int32 ``[K/G, N/8]``: eight consecutive outputs a word, of which bits 4j to
+4j+3 hold output ``(0, 2, 4, 6, 1, 3, 5, 7)[j]``. ``scales`` ``[K/G, N]``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edged.checkpoint.packed import (
+    INTEGERS,
+    SCALES,
+    TILE_OUTPUTS,
+    Expected,
+    PackedModule,
+    PackedRows,
+    pack_words,
+    read_scales,
+    unpack_words,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from edged.checkpoint.packed import Shape, UInt8, UInt32
+    from edged.checkpoint.safetensors_files import WeightFiles
+
+INTERLEAVED = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which output of eight each four bits of a word hold."""
+_PLACE = tuple(INTERLEAVED.index(output) for output in range(8))
+
+
+def expected(module: str, shape: Shape) -> dict[str, Expected]:
+    """The tensors of a module, by name."""
+    n, k, groups = shape.outputs, shape.inputs, shape.groups
+    return {
+        f"{module}.qweight": Expected((k, n // 8), INTEGERS),
+        f"{module}.qzeros": Expected((groups, n // 8), INTEGERS),
+        f"{module}.scales": Expected((groups, n), SCALES),
+    }
+
+
+def read(files: WeightFiles, module: str, shape: Shape) -> PackedModule:
+    """Read a module (its name as in ``model.layers.0.self_attn.q_proj``), which has the tensors of :func:`expected`.
+
+    Raises:
+        CheckpointError: Scales that are no numbers.
+    """
+    return PackedModule(None, _rows(files, module, shape))
+
+
+def _rows(files: WeightFiles, module: str, shape: Shape) -> Iterator[PackedRows]:
+    scales = read_scales(files, f"{module}.scales")  # [K/G, N]
+    zeros = _outputs(files.read_array(f"{module}.qzeros").view(np.uint32))  # [K/G, N]
+    words = files.read_array(f"{module}.qweight").view(np.uint32)  # [K, N/8]
+    for start in range(0, shape.outputs, TILE_OUTPUTS):
+        tile = slice(start, start + TILE_OUTPUTS)
+        numbers = _outputs(words[:, start // 8 : (start + TILE_OUTPUTS) // 8])  # [K, n]
+        yield PackedRows(
+            start,
+            pack_words(np.ascontiguousarray(numbers.T)),
+            np.ascontiguousarray(scales[:, tile].T),
+            np.ascontiguousarray(zeros[:, tile].T),
+        )
+
+
+def _outputs(words: UInt32) -> UInt8:
+    """Words of eight interleaved outputs, in the outputs' order: ``[rows, m]`` to ``[rows, 8 m]``."""
+    numbers: UInt8 = unpack_words(words)[..., _PLACE]
+    return numbers.reshape(words.shape[0], -1)

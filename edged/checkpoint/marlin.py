@@ -1,0 +1,118 @@
+"""4-bit linears in Marlin's layout, as CPM.cu's converter writes them from a symmetric GPTQ checkpoint.
+
+The integers ``[K, N]`` are cut into tiles of 16 inputs by 16 outputs; four tiles side by side (1024 numbers) are permuted
+to the order in which a warp's threads hold an ``mma.m16n8k16`` operand, and packed: ``qweight`` int32 ``[K/16, 2 N]``.
+``scales`` ``[K/G, N]`` are permuted in runs of 64 outputs (of 32 when a row is one group). The zero point is 8. q, k and v
+lie in one module ``qkv_proj`` and gate and up in one ``gate_up_proj``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edged.checkpoint.packed import (
+    INTEGERS,
+    SCALES,
+    TILE_OUTPUTS,
+    Expected,
+    PackedModule,
+    PackedRows,
+    pack_words,
+    read_scales,
+    unpack_words,
+)
+from edged.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from edged.checkpoint.packed import Shape
+    from edged.checkpoint.safetensors_files import WeightFiles
+
+TILE = 16
+ZERO = 8
+_FUSED = {"q_proj": "qkv_proj", "gate_proj": "gate_up_proj"}
+_INTERLEAVED = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def fused_name(modules: Sequence[str]) -> str:
+    """Name of the module that holds these one below the other (``..q_proj`` and two more: ``..qkv_proj``)."""
+    folder, _, name = modules[0].rpartition(".")
+    return f"{folder}.{_FUSED.get(name, name)}" if len(modules) > 1 else modules[0]
+
+
+def is_marlin(files: WeightFiles) -> bool:
+    """Whether a checkpoint's linears are in this layout: GPTQ's own never joins q, k and v."""
+    return any(name.endswith((".qkv_proj.qweight", ".gate_up_proj.qweight")) for name in files.names())
+
+
+def expected(module: str, shape: Shape) -> dict[str, Expected]:
+    """The tensors of a module, by name.
+
+    Raises:
+        CheckpointError: Sizes that the layout cannot have.
+    """
+    if shape.inputs % TILE or shape.outputs % (4 * TILE):
+        raise CheckpointError(
+            f"{module} has {shape.outputs} outputs and {shape.inputs} inputs; Marlin's layout has multiples of "
+            f"{4 * TILE} and {TILE}"
+        )
+    return {
+        f"{module}.qweight": Expected((shape.inputs // TILE, 2 * shape.outputs), INTEGERS),
+        f"{module}.scales": Expected((shape.groups, shape.outputs), SCALES),
+    }
+
+
+def read(files: WeightFiles, module: str, shape: Shape) -> PackedModule:
+    """Read a module, which has the tensors of :func:`expected`.
+
+    Raises:
+        CheckpointError: Scales that are no numbers.
+    """
+    return PackedModule(None, _rows(files, module, shape))
+
+
+def weight_order() -> npt.NDArray[np.intp]:
+    """Where in four tiles, ``[tile, input, output]`` flattened, each of the 1024 packed numbers comes from."""
+    order = []
+    for thread in range(32):
+        # The thread's two pairs of inputs, for the first and the second eight outputs of a tile.
+        inputs = [2 * (thread % 4) + step for step in (0, 1, 8, 9)]
+        held = [
+            TILE * each + thread // 4 + 8 * half  # input and output in the tile
+            for half in (0, 1)
+            for each in inputs
+        ]
+        for tile in range(4):
+            order += [held[each] + TILE * TILE * tile for each in _INTERLEAVED]
+    return np.array(order, np.intp)
+
+
+def scale_order(*, one_group: bool) -> npt.NDArray[np.intp]:
+    """Which output of a run each stored scale belongs to."""
+    if one_group:
+        return np.array([2 * i + j for i in range(4) for j in (0, 1, 8, 9, 16, 17, 24, 25)], np.intp)
+    return np.array([i + 8 * j for i in range(8) for j in range(8)], np.intp)
+
+
+def _rows(files: WeightFiles, module: str, shape: Shape) -> Iterator[PackedRows]:
+    from_packed = np.argsort(weight_order())  # the packed place of each number of four tiles
+    from_stored = np.argsort(scale_order(one_group=shape.groups == 1))
+    scales = read_scales(files, f"{module}.scales")
+    scales = scales.reshape(-1, len(from_stored))[:, from_stored].reshape(scales.shape)  # [K/G, N]
+    words = files.read_array(f"{module}.qweight").view(np.uint32)  # [K/16, 2 N]
+    for start in range(0, shape.outputs, TILE_OUTPUTS):
+        end = min(start + TILE_OUTPUTS, shape.outputs)
+        held = unpack_words(words[:, 2 * start : 2 * end]).reshape(len(words), -1, 1024)
+        tiles = held[..., from_packed].reshape(len(words), -1, TILE, TILE)  # [K/16, n/16, 16 k, 16 n]
+        numbers = tiles.transpose(1, 3, 0, 2).reshape(end - start, shape.inputs)  # [n, K]
+        yield PackedRows(
+            start,
+            pack_words(numbers),
+            np.ascontiguousarray(scales[:, start:end].T),
+            np.full((end - start, shape.groups), ZERO, np.uint8),
+        )

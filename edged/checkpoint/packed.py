@@ -1,0 +1,120 @@
+"""The one form in which a 4-bit linear lies in memory, whatever file it came from.
+
+For N outputs and K inputs in groups of G:
+
+- packed, uint32 ``[N, K/8]``: eight consecutive inputs of one output a word, the first in its lowest four bits;
+- scales, float16 ``[N, K/G]``, and zero points, uint8 ``[N, K/G]`` (0 to 15);
+- with act-order, ``order``, int32 ``[K]``: column j belongs to input ``order[j]``. Groups are consecutive columns.
+
+The weight of output n at column j is ``scales[n, j // G] * (q[n, j] - zeros[n, j // G])``. Formats are read a module at a
+time and turned over a few hundred outputs at a time; no weight is ever widened.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from edged.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from edged.checkpoint.safetensors_files import WeightFiles
+
+UInt8 = npt.NDArray[np.uint8]
+UInt32 = npt.NDArray[np.uint32]
+Float16 = npt.NDArray[np.float16]
+Int32 = npt.NDArray[np.int32]
+
+INTEGERS = ("I32",)
+SCALES = ("F16", "BF16", "F32")
+TILE_OUTPUTS = 256
+"""Outputs that are turned over at a time."""
+
+
+class Shape(NamedTuple):
+    """Sizes of one 4-bit linear."""
+
+    outputs: int
+    inputs: int
+    group: int
+
+    @property
+    def groups(self) -> int:
+        """Groups of a row."""
+        return self.inputs // self.group
+
+
+class Expected(NamedTuple):
+    """A tensor that a module has in its file."""
+
+    shape: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    needed: bool = True
+
+
+class PackedRows(NamedTuple):
+    """Some outputs of a linear in the form above; ``start`` is the first."""
+
+    start: int
+    packed: UInt32  # [n, K/8]
+    scales: Float16  # [n, K/G]
+    zeros: UInt8  # [n, K/G]
+
+
+class PackedModule(NamedTuple):
+    """One module: its act-order, if it has one, and its rows some at a time."""
+
+    order: Int32 | None  # [K]
+    rows: Iterator[PackedRows]
+
+
+def unpack_words(words: npt.NDArray[Any]) -> UInt8:
+    """The eight 4-bit numbers of each 32-bit word, lowest first: ``[..]`` to ``[.., 8]``."""
+    octets = np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 4)
+    numbers = np.empty((*words.shape, 8), np.uint8)
+    np.bitwise_and(octets, 15, out=numbers[..., 0::2])
+    np.right_shift(octets, 4, out=numbers[..., 1::2])
+    return numbers
+
+
+def pack_words(numbers: UInt8) -> UInt32:
+    """4-bit numbers into 32-bit words, the first in the lowest bits: ``[.., K]`` to ``[.., K/8]``."""
+    octets = np.left_shift(numbers[..., 1::2], 4)
+    np.bitwise_or(octets, numbers[..., 0::2], out=octets)
+    return np.ascontiguousarray(octets).view(np.uint32)
+
+
+def read_scales(files: WeightFiles, name: str) -> Float16:
+    """A tensor of scales in float16.
+
+    bfloat16 is exact from 2^-17 on and rounded to a multiple of 2^-24 below; float32 is rounded.
+
+    Raises:
+        CheckpointError: NaN or infinity, or a scale beyond float16; names the tensor.
+    """
+    found = files.read_array(name)
+    if files.info(name).dtype == "BF16":
+        found = (found.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if not np.isfinite(found).all():
+        raise CheckpointError(f"{files.info(name).file}: tensor {name!r} holds NaN or infinity")
+    with np.errstate(over="ignore"):
+        scales = found.astype(np.float16)
+    if not np.isfinite(scales).all():
+        raise CheckpointError(f"{files.info(name).file}: tensor {name!r} holds scales that float16 cannot")
+    return scales
+
+
+def check_no_bias(files: WeightFiles, name: str) -> None:
+    """Old quantizers wrote a bias of zeros beside every linear, which changes nothing; any other is refused.
+
+    Raises:
+        CheckpointError: It is not all zeros; names the tensor.
+    """
+    if name in files and files.read_array(name).any():
+        raise CheckpointError(
+            f"{files.info(name).file}: tensor {name!r} has no place in this architecture, and is not all zeros"
+        )
