@@ -1,19 +1,7 @@
-"""Turns a GGUF file into a model folder: configuration, weights, tokenizer, generation defaults.
-
-The folder is built beside its destination under a temporary name and takes its place when it is complete and on the
-disk. Whatever ends the import before that, nothing is left but the destination as it was; after a power cut or a
-SIGKILL the temporary folder is removed by the next import to the same place.
-"""
+"""Turns a GGUF file into a model folder: configuration, weights, tokenizer, generation defaults."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import glob
-import json
-import os
-import secrets
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +10,10 @@ import numpy as np
 from edged.checkpoint.gguf_file import GgufFile, can_dequantize
 from edged.checkpoint.gguf_llama import TensorSource, exact_decimal, head_order, llama_config, llama_tensors
 from edged.checkpoint.gguf_tokenizer import GgufTokenizer, build_tokenizer
+from edged.checkpoint.model_folder import absolute, check_destination, new_folder, publish, write_json
 from edged.checkpoint.safetensors_files import SINGLE_FILE
 from edged.checkpoint.safetensors_header import TensorSpec
-from edged.checkpoint.safetensors_writer import SafetensorsWriter, bfloat16_bits, fsync_folder
+from edged.checkpoint.safetensors_writer import SafetensorsWriter, bfloat16_bits
 from edged.errors import CheckpointError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -43,11 +32,6 @@ _SAMPLING = {
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
-_LOCK = ".lock"
-_FILES = frozenset(
-    {"config.json", "generation_config.json", SINGLE_FILE, "tokenizer.json", "tokenizer_config.json"}
-)
-_SPARE_BYTES = 64 << 20  # tokenizer and file system's own needs, on top of the weights
 
 
 def import_gguf(
@@ -57,6 +41,7 @@ def import_gguf(
     dtype: str = "float32",
     progress: Progress | None = None,
     overwrite: bool = False,
+    finish: Callable[[Path], None] | None = None,
 ) -> None:
     """Write the model folder ``destination`` from a GGUF file.
 
@@ -66,6 +51,7 @@ def import_gguf(
         dtype: Element type of the weights: float32, float16 or bfloat16.
         progress: Called with what is being done ("tokenizer", "weights"), bytes done and bytes in all.
         overwrite: Replace a model folder that an earlier import made; any other folder is refused all the same.
+        finish: Called with the complete folder before it takes its place; what it raises ends the import.
 
     Raises:
         CheckpointError: The file is damaged or holds what is not supported (named), the destination is taken, or
@@ -74,7 +60,7 @@ def import_gguf(
     """
     if dtype not in DTYPES:
         raise InvalidArgumentError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}", field="dtype")
-    source, destination = Path(source), Path(os.path.abspath(destination))  # noqa: PTH100 - keeps symbolic links
+    source, destination = Path(source), absolute(destination)
     report = progress or _silent
     with GgufFile(source) as file:
         config, tensors = _plan(file)
@@ -85,15 +71,17 @@ def import_gguf(
                 f"{source}: has {len(tokenizer.tokens)} tokens, but token_embd.weight has {config['vocab_size']} rows"
             )
         report("tokenizer", 1, 1)
-        _check_destination(destination, overwrite=overwrite)
+        check_destination(destination, overwrite=overwrite)
         specs = [TensorSpec(name, DTYPES[dtype], item.shape) for name, item in tensors.items()]
-        with _temporary_folder(destination, sum(spec.nbytes for spec in specs)) as folder:
+        with new_folder(destination, sum(spec.nbytes for spec in specs)) as folder:
             _write_weights(file, tensors, specs, folder / SINGLE_FILE, report)
-            _write_json(folder / "config.json", _model_config(config, tokenizer, dtype))
-            _write_json(folder / "generation_config.json", _generation_config(file, tokenizer))
-            _write_json(folder / "tokenizer_config.json", tokenizer.config)
+            write_json(folder / "config.json", _model_config(config, tokenizer, dtype))
+            write_json(folder / "generation_config.json", _generation_config(file, tokenizer))
+            write_json(folder / "tokenizer_config.json", tokenizer.config)
             tokenizer.tokenizer.save(str(folder / "tokenizer.json"))
-            _publish(folder, destination)
+            if finish is not None:
+                finish(folder)
+            publish(folder, destination)
 
 
 def _silent(_what: str, _done: int, _total: int) -> None:
@@ -184,97 +172,3 @@ def _cast(values: np.ndarray[Any, Any], spec: TensorSpec, file: GgufFile) -> np.
             )
         return half
     return values
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False) + "\n", "utf-8")
-
-
-def _check_destination(destination: Path, *, overwrite: bool) -> None:
-    if not os.path.lexists(destination):
-        return
-    if not destination.is_dir():
-        raise CheckpointError(f"{destination}: exists and is no folder; choose another destination")
-    present = sorted(entry.name for entry in destination.iterdir())
-    if present and not overwrite:
-        raise CheckpointError(
-            f"{destination}: is not empty; choose another destination or allow overwriting it"
-        )
-    foreign = [name for name in present if name not in _FILES]
-    if foreign:
-        raise CheckpointError(
-            f"{destination}: holds {foreign[0]!r}, which no import wrote; it is not overwritten, remove it yourself"
-        )
-
-
-@contextlib.contextmanager
-def _temporary_folder(destination: Path, weight_bytes: int) -> Iterator[Path]:
-    """Make a folder beside ``destination`` that is gone when the block ends, unless it was renamed."""
-    parent = destination.parent
-    made = _make_parents(parent)
-    folder = parent / f".{destination.name}.{secrets.token_hex(4)}.importing"
-    try:
-        _remove_stale(destination)
-        free = shutil.disk_usage(parent).free
-        if free < weight_bytes + _SPARE_BYTES:
-            raise CheckpointError(
-                f"{parent}: the model needs {_mebibytes(weight_bytes + _SPARE_BYTES)}, {_mebibytes(free)} are free"
-            )
-        folder.mkdir()
-        with (folder / _LOCK).open("wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield folder
-    except OSError as error:
-        raise CheckpointError(f"{destination}: cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        for path in reversed(made):
-            with contextlib.suppress(OSError):  # not empty: it holds the model
-                path.rmdir()
-
-
-def _make_parents(parent: Path) -> list[Path]:
-    missing = []
-    while not parent.exists():
-        missing.append(parent)
-        parent = parent.parent
-    missing.reverse()
-    try:
-        parent = missing[-1] if missing else parent
-        parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"{parent}: cannot be made: {error.strerror}") from error
-    return missing
-
-
-def _remove_stale(destination: Path) -> None:
-    """Remove what an import that was killed left: its lock is free."""
-    for folder in destination.parent.glob(f".{glob.escape(destination.name)}.*.importing"):
-        with contextlib.suppress(OSError), (folder / _LOCK).open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _publish(folder: Path, destination: Path) -> None:
-    for path in folder.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    (folder / _LOCK).unlink()
-    fsync_folder(folder)
-    if destination.is_dir() and any(destination.iterdir()):
-        # A folder cannot be renamed onto one that is not empty; the old one steps aside first.
-        old = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}.replaced")
-        destination.rename(old)
-        try:
-            folder.rename(destination)
-        except BaseException:
-            old.rename(destination)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        folder.rename(destination)
-    fsync_folder(destination.parent)
-
-
-def _mebibytes(count: int) -> str:
-    return f"{count / (1 << 20):.0f} MiB"

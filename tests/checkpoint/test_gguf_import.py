@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -445,10 +446,12 @@ def test_what_a_killed_import_left_is_removed_and_a_running_one_is_not(tmp_path:
     source = recipe.write(tmp_path / "m.gguf")
     for name in ("dead", "alive"):
         (tmp_path / f".model.{name}.importing").mkdir()
-        (tmp_path / f".model.{name}.importing/.lock").touch()
-    with (tmp_path / ".model.alive.importing/.lock").open("rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    descriptor = os.open(tmp_path / ".model.alive.importing", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         import_gguf(source, tmp_path / "model")
+    finally:
+        os.close(descriptor)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [".model.alive.importing", "m.gguf", "model"]
 
 
@@ -458,7 +461,7 @@ def test_a_disk_that_is_too_small_is_refused(
     source = recipe.write(tmp_path / "m.gguf")
     usage = shutil.disk_usage(tmp_path)._replace(free=1 << 20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
-    with pytest.raises(CheckpointError, match="1 MiB are free"):
+    with pytest.raises(CheckpointError, match=r"1\.00 MiB are free"):
         import_gguf(source, tmp_path / "new/model")
     assert [entry.name for entry in tmp_path.iterdir()] == ["m.gguf"]
 
