@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from edged.config import AttentionConfig
+from edged.engine.gpu import find_gpu
 from edged.errors import ConfigError
 
 if TYPE_CHECKING:
     from edged.config import ModelConfig
 
-_DEVICES: dict[str, tuple[str, ...]] = {"torch": ("cpu",)}
+_DEVICES: dict[str, tuple[str, ...]] = {"torch": ("cpu", "cuda")}
 """Devices of each executor."""
+
+CUDA_DTYPES = ("bfloat16", "float16")
+"""What the kernels compute in."""
+
+_LEAST_CAPABILITY = (8, 0)
 
 
 def choose_executor(config: ModelConfig) -> str:
     """Name of the executor that runs a model: its own choice, or for ``auto`` the first that has its device.
 
     Raises:
-        ConfigError: There is no such executor, none that runs on the device, or none that attends as asked.
+        ConfigError: There is no such executor, none that runs on the device, no such device, or keys of ``attention``
+            that would have no effect.
     """
     if config.executor != "auto" and config.executor not in _DEVICES:
         raise ConfigError(
@@ -28,12 +36,14 @@ def choose_executor(config: ModelConfig) -> str:
             field="executor",
         )
     attention = config.attention
-    if attention.mode == "sparse" or replace(attention, mode="auto") != AttentionConfig():
+    if attention.mode != "sparse" and replace(attention, mode="auto", lse="approximate") != AttentionConfig():
         raise ConfigError(
-            f"model {config.name}: no executor of this version attends sparsely, so attention can only be "
-            "{mode: auto} or {mode: dense}, and both attend densely; leave the other keys of attention out",
+            f"model {config.name}: dense_below, top_k, window and init_blocks have no effect with attention mode "
+            f"{attention.mode}: write mode: sparse, or leave them out",
             field="attention",
         )
+    if config.device == "cuda":
+        _check_cuda(config)
     for name, devices in _DEVICES.items():
         if config.executor in ("auto", name) and config.device in devices:
             return name
@@ -43,3 +53,25 @@ def choose_executor(config: ModelConfig) -> str:
         f"device to {' or '.join(known)}",
         field="device",
     )
+
+
+def _check_cuda(config: ModelConfig) -> None:
+    """Refuse a device that is not there, and what the kernels do not do."""
+    gpu = find_gpu()
+    problem = None
+    if gpu is None:
+        problem = "and this machine has no NVIDIA GPU with a driver: install the driver"
+    elif gpu.capability < _LEAST_CAPABILITY:
+        problem = f"and this GPU is an {gpu.target}: the kernels need sm_80 or later"
+    elif find_spec("pycuda") is None:
+        problem = "which needs PyCUDA: pip install 'edged[gpu]'"
+    if problem is not None:
+        raise ConfigError(
+            f"model {config.name}: device is cuda, {problem}, or set device to cpu", field="device"
+        )
+    if config.dtype not in CUDA_DTYPES:
+        raise ConfigError(
+            f"model {config.name}: dtype {config.dtype} does not run on device cuda: set dtype to "
+            f"{' or '.join(CUDA_DTYPES)}",
+            field="dtype",
+        )

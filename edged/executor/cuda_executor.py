@@ -21,6 +21,7 @@ from edged.executor.cuda_operators import CudaOperators
 from edged.executor.cuda_sampling import draw_warm
 from edged.executor.cuda_staging import Staging
 from edged.executor.host_sampler import draw as draw_on_host
+from edged.executor.page_copies import PageCopies
 from edged.executor.torch_buffers import allocate
 from edged.executor.torch_weights import read_weights
 from edged.memory.buffers import ModelPlan, step_buffers, weight_buffers
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from edged.config import ModelConfig
-    from edged.executor.base import FloatArray, Int32Array, Progress, SamplingRow, StepBatch
+    from edged.executor.base import ByteArray, FloatArray, Int32Array, Progress, SamplingRow, StepBatch
     from edged.executor.cuda_device import Device, StepKernels
 
 DTYPES = ("bfloat16", "float16")
@@ -76,7 +77,7 @@ class CudaExecutor(Executor):
                 field="dtype",
             )
         self._folder = config.path
-        self.plan = plan = ModelPlan.of(config, Architecture.read(config.path))
+        self.plan = plan = ModelPlan.of(config, Architecture.of(config))
         _check_architecture(config.name, plan.architecture)
         self._open_device = open_device
         self._limits = ExecutorLimits(
@@ -121,6 +122,7 @@ class CudaExecutor(Executor):
         rows = logit_rows(plan, bucket_sizes(plan)[-1])
         self._drawn = self.device.host_words(rows)
         self._logits = self.device.host_words(plan.architecture.vocabulary).view(np.float32)
+        self._pages = PageCopies(self.buffers)
         self._capture_buckets(progress)
 
     def step(self, batch: StepBatch) -> Int32Array:
@@ -159,10 +161,27 @@ class CudaExecutor(Executor):
         self.device.synchronize()
         return result
 
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page: keys, values and compressed keys of every layer."""
+        return self._pages.page_bytes
+
+    def read_pages(self, pages: Int32Array, out: ByteArray) -> None:
+        """Copy pages to host memory."""
+        with self.device.scope():
+            self._pages.read(pages, out)
+            self.device.synchronize()
+
+    def write_pages(self, pages: Int32Array, data: ByteArray) -> None:
+        """Copy pages back."""
+        with self.device.scope():
+            self._pages.write(pages, data)
+            self.device.synchronize()
+
     def close(self) -> None:
         """Drop graphs and buffers, and leave the device."""
         self._buckets: tuple[Bucket, ...] = ()
-        for name in ("_kernels", "_decoder", "_staging"):
+        for name in ("_kernels", "_decoder", "_staging", "_pages"):
             self.__dict__.pop(name, None)
         self.buffers = {}
         device = self.__dict__.pop("device", None)
@@ -277,7 +296,7 @@ def _check_architecture(name: str, architecture: Architecture) -> None:
         UnsupportedError: Names the key of ``config.json``.
     """
     a = architecture
-    if getattr(a, "quantization", None) is not None:
+    if a.quantization is not None:
         raise UnsupportedError(
             f"model {name}: 4-bit weights do not run on device cuda yet; set device to cpu", field="device"
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from edged.executor.cuda_linear import CudaLinear
-from edged.memory.cuda_buffers import StepLayout, logit_rows
+from edged.memory.cuda_buffers import UNREAD_COARSE, UNREAD_FINE, StepLayout, logit_rows
 from edged.memory.specs import PAGE_TOKENS
 from plugins_trt.arena import COARSE_SLOTS, FINE_SLOTS, Arena, Pool
 from plugins_trt.attention.contract import Attention
@@ -34,14 +34,14 @@ def make_arena(plan: ModelPlan, buffers: Mapping[str, torch.Tensor]) -> Arena:
     """
     a = plan.architecture
 
-    def pool(name: str, slots: int, *, shared: bool = False) -> Pool:
-        pointer = buffers[name].data_ptr()
-        if shared:
-            return Pool(pointer, 0, 0, 0)
+    def pool(name: str, slots: int) -> Pool:
         head = slots * a.head_dim
-        return Pool(pointer, plan.pages * a.kv_heads * head, a.kv_heads * head, head)
+        return Pool(buffers[name].data_ptr(), plan.pages * a.kv_heads * head, a.kv_heads * head, head)
 
-    dense = plan.selection is None
+    if plan.selection is None:
+        fine, coarse = (Pool(buffers[name].data_ptr(), 0, 0, 0) for name in (UNREAD_FINE, UNREAD_COARSE))
+    else:
+        fine, coarse = pool("fine", FINE_SLOTS), pool("coarse", COARSE_SLOTS)
     return Arena(
         a.layers,
         plan.pages,
@@ -50,8 +50,8 @@ def make_arena(plan: ModelPlan, buffers: Mapping[str, torch.Tensor]) -> Arena:
         plan.dtype,
         keys=pool("keys", PAGE_TOKENS),
         values=pool("values", PAGE_TOKENS),
-        fine=pool("fine", FINE_SLOTS, shared=dense),
-        coarse=pool("coarse", COARSE_SLOTS, shared=dense),
+        fine=fine,
+        coarse=coarse,
     )
 
 

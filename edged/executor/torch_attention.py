@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from edged.executor.torch_sparse import SparseAttention
 from edged.memory.buffers import HISTORY_TILE, PAGE_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from edged.executor.base import Int32Array, StepBatch
+    from edged.executor.torch_sparse import SparseSequence
     from edged.models.architecture import Architecture
+    from plugins_trt.contract import SelectionRule
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - sdpa itself hides the log-sum-exp
 
@@ -64,6 +67,15 @@ class AttendedSequence:
     new_v: torch.Tensor | None
 
 
+@dataclass(frozen=True)
+class SparseQueries:
+    """Sparse queries of one sequence of the step."""
+
+    sequence: SparseSequence
+    q: torch.Tensor  # [T, heads, D], of all its new tokens
+    out: torch.Tensor  # [T, heads, D]
+
+
 class CpuAttention:
     """Rotates, appends and attends.
 
@@ -71,6 +83,7 @@ class CpuAttention:
         architecture: The model's sizes.
         buffers: The flat buffers, by name.
         inverse_frequencies: fp32 ``[D / 2]``.
+        rule: Which blocks a query attends to; None attends to everything.
     """
 
     def __init__(
@@ -78,8 +91,10 @@ class CpuAttention:
         architecture: Architecture,
         buffers: Mapping[str, torch.Tensor],
         inverse_frequencies: torch.Tensor,
+        rule: SelectionRule | None = None,
     ) -> None:
         a = architecture
+        self._sparse = None if rule is None else SparseAttention(architecture, buffers, rule)
         self._a = a
         self._buffers = buffers
         self._kv = buffers["kv"]  # [layers, 2 kv_heads, pages * 64, D]
@@ -124,9 +139,16 @@ class CpuAttention:
         self._source = self._rotated if self._widens else self._stored
 
         self._plan_append(batch)
-        self._sequences = tuple(
-            self._sequence(batch, index, attended, tokens) for index in range(len(batch.lengths))
-        )
+        dense = list(range(len(batch.lengths)))
+        self._sparse_queries: tuple[SparseQueries, ...] = ()
+        if self._sparse is not None:
+            sequences = self._sparse.begin(batch)
+            dense = [index for index in dense if sequences[index].dense]
+            self._sparse_queries = tuple(
+                self._queries(sequence, attended) for sequence in sequences if sequence.dense < sequence.count
+            )
+        # Where a sequence has queries of both kinds, the sparse ones' results replace the dense ones'.
+        self._sequences = tuple(self._sequence(batch, index, attended, tokens) for index in dense)
 
     def run(self, layer: int, qk_norm: torch.Tensor | None) -> None:
         """One layer: norm, rotate, append, attend.
@@ -154,6 +176,10 @@ class CpuAttention:
                 self._layers[layer][:, slots].copy_(self._new[:, rows])
         for sequence in self._sequences:
             sequence.out.copy_(self._attend(sequence, layer))
+        if self._sparse is not None:
+            self._sparse.compress(layer)
+            for queries in self._sparse_queries:
+                self._sparse.attend(layer, queries.sequence, queries.q, queries.out)
 
     def _angles(self, batch: StepBatch, tokens: int) -> None:
         """Cos and sin of the new positions, in fp32 as the published code has them, ``[T, D / 2]``."""
@@ -198,6 +224,17 @@ class CpuAttention:
         if len(runs) > 2:  # two slice copies cost what one indexed copy does
             self._slots = self._buffers["slots"][: len(batch.token_ids)]
             self._slots.copy_(torch.from_numpy(np.concatenate(slots)))
+
+    def _queries(self, sequence: SparseSequence, attended: torch.Tensor) -> SparseQueries:
+        a = self._a
+        rows = slice(sequence.start, sequence.start + sequence.count)
+        token, feature = attended.stride()
+        out = attended.as_strided(
+            (attended.shape[0], a.heads, a.head_dim),
+            (token, feature * a.head_dim, feature),
+            attended.storage_offset(),
+        )
+        return SparseQueries(sequence, self._source[: a.heads, rows].transpose(0, 1), out[rows])
 
     def _sequence(
         self, batch: StepBatch, index: int, attended: torch.Tensor, tokens: int

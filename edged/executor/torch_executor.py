@@ -85,7 +85,11 @@ class TorchExecutor(Executor):
             plan.architecture.head_dim, plan.context_length
         )
         self._ops = TorchOperators(
-            self._decoder, self.buffers, torch.from_numpy(frequencies).to(device), plan.max_sequences
+            self._decoder,
+            self.buffers,
+            torch.from_numpy(frequencies).to(device),
+            plan.max_sequences,
+            plan.selection,
         )
 
     def step(self, batch: StepBatch) -> Int32Array:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edged.executor.base import StepBatch
     from edged.models.decoder import Decoder
     from edged.models.operators import Linear
+    from plugins_trt.contract import SelectionRule
 
 
 class TorchOperators:
@@ -27,6 +28,7 @@ class TorchOperators:
         buffers: The flat buffers of the plan, by name.
         inverse_frequencies: Of the rotary embedding, fp32 ``[D / 2]``.
         head_rows: Rows of logits that the ``logits`` buffer holds.
+        rule: Which blocks a query attends to; None attends to everything.
     """
 
     def __init__(
@@ -35,11 +37,12 @@ class TorchOperators:
         buffers: Mapping[str, torch.Tensor],
         inverse_frequencies: torch.Tensor,
         head_rows: int,
+        rule: SelectionRule | None = None,
     ) -> None:
         self._a = decoder.architecture
         self._buffers = buffers
         self._head_rows = head_rows
-        self._attention = CpuAttention(self._a, buffers, inverse_frequencies)
+        self._attention = CpuAttention(self._a, buffers, inverse_frequencies, rule)
         linears = [
             part for layer in decoder.layers for part in (layer.qkv, layer.output, layer.gate_up, layer.down)
         ]

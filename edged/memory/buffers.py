@@ -38,6 +38,7 @@ __all__ = [
     "NARROW_TOKENS",
     "PAGE_TOKENS",
     "SHARPENED",
+    "SPARSE_QUERIES",
     "WEIGHTS",
     "WEIGHT_TILE",
     "BufferSpec",
@@ -58,6 +59,9 @@ PACKED_TILE = 1 << 19
 SHARPENED = 64
 """Logits a row that a narrow product computes again in fp32."""
 
+SPARSE_QUERIES = 8
+"""Sparse queries that are looked at together on the CPU."""
+
 NARROW_TOKENS = 2
 """Up to this many rows multiply half-precision weights as they are; more rows pay for widening them."""
 
@@ -76,6 +80,10 @@ class ModelPlan:
     device: str = "cpu"
     selection: SelectionRule | None = None
     """Which blocks sparse attention visits; None: it is dense."""
+    max_step_tokens: int | None = None
+    """Most tokens of a step; None: whatever a chunk and the sequences make."""
+    host_kv: int = 0
+    """Bytes of host memory for the pages of suspended sequences."""
 
     @classmethod
     def of(cls, config: ModelConfig, architecture: Architecture) -> ModelPlan:
@@ -94,6 +102,8 @@ class ModelPlan:
             executor="torch" if config.executor == "auto" else config.executor,
             device=config.device,
             selection=selection_of(config.path, config.attention),
+            max_step_tokens=config.max_step_tokens,
+            host_kv=config.host_kv,
         )
 
     @property
@@ -108,8 +118,9 @@ class ModelPlan:
 
     @property
     def step_tokens(self) -> int:
-        """Most tokens of a step: a prefill chunk beside a token of each sequence."""
-        return self.prefill_chunk + self.max_sequences
+        """Most tokens of a step: a prefill chunk beside a token of each sequence, unless the plan allows fewer."""
+        most = self.prefill_chunk + self.max_sequences
+        return most if self.max_step_tokens is None else max(min(most, self.max_step_tokens), self.max_sequences)
 
     @property
     def compute_dtype(self) -> str:

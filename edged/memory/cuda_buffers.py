@@ -30,6 +30,9 @@ MULTIPROCESSORS = 192
 LARGEST_POWER = 2048
 """Up to here buckets are powers of two; one more takes the longest step, if that is longer."""
 
+UNREAD_FINE, UNREAD_COARSE = "unread_fine", "unread_coarse"
+"""Where compressed keys go that nobody reads."""
+
 _ALIGNMENT = 4
 """Words between the starts of two parts of a step's data: 16 bytes."""
 
@@ -102,7 +105,7 @@ def attention_workspace(plan: ModelPlan, tokens: int, multiprocessors: int = MUL
 def cuda_step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
     """Everything beside the weights: pages, compressed keys, activations, scratch, a step's data, logits.
 
-    Without a selection rule nobody reads compressed keys: all of them then share one place.
+    Without a selection rule nobody reads compressed keys: all of them then share one place, under another name.
     """
     a = plan.architecture
     sizes = bucket_sizes(plan)
@@ -110,7 +113,9 @@ def cuda_step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
     rows = logit_rows(plan, tokens)
     stored = plan.dtype
     arena = (a.layers, plan.pages, a.kv_heads)
-    compressed = arena if plan.selection is not None else (1, 1, 1)
+    fine, coarse, places = "fine", "coarse", arena
+    if plan.selection is None:
+        fine, coarse, places = UNREAD_FINE, UNREAD_COARSE, (1, 1, 1)
     positions = plan.pages_per_sequence * PAGE_TOKENS
     workspace = max(attention_workspace(plan, size) for size in sizes)
 
@@ -120,8 +125,8 @@ def cuda_step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
     return (
         BufferSpec("keys", KV_PAGES, (*arena, PAGE_TOKENS, a.head_dim), stored),
         BufferSpec("values", KV_PAGES, (*arena, PAGE_TOKENS, a.head_dim), stored),
-        BufferSpec("fine", COMPRESSED_KEYS, (*compressed, FINE_SLOTS, a.head_dim), stored),
-        BufferSpec("coarse", COMPRESSED_KEYS, (*compressed, COARSE_SLOTS, a.head_dim), stored),
+        BufferSpec(fine, COMPRESSED_KEYS, (*places, FINE_SLOTS, a.head_dim), stored),
+        BufferSpec(coarse, COMPRESSED_KEYS, (*places, COARSE_SLOTS, a.head_dim), stored),
         BufferSpec("cosine", ACTIVATIONS, (positions, a.head_dim // 2), "float32"),
         BufferSpec("sine", ACTIVATIONS, (positions, a.head_dim // 2), "float32"),
         BufferSpec("step", ACTIVATIONS, (StepLayout.of(plan).words,), "int32"),

@@ -9,23 +9,29 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from edged.engine.gpu import find_gpu
 from edged.errors import LedgerError
 from edged.memory.available import available_memory
 from edged.memory.buffers import (
     ACTIVATIONS,
+    COMPRESSED_KEYS,
     ELEMENT_BYTES,
     KV_PAGES,
     LOGITS,
     PAGE_TOKENS,
+    SPARSE_QUERIES,
     WEIGHTS,
     BufferSpec,
     ModelPlan,
     step_buffers,
     weight_buffers,
 )
+from edged.memory.cuda_buffers import bucket_sizes
+from edged.memory.cuda_ledger import CUDA_CONTEXT, CUDA_RUNTIME, cuda_sampling_scratch, graph_bytes
 from edged.models.architecture import Architecture
 from edged.models.weights import parameter_count
 from edged.units import format_size
+from plugins_trt.arena import FINE_SLOTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -38,6 +44,9 @@ TORCH_RUNTIME = 272 * MIB
 """Proportional set size of an engine process on the CPU beyond its buffers: the interpreter, numpy and torch 2.13
 (220 MiB once imported), what MKL and OpenMP keep for their threads, tokenizer and channel."""
 
+SUSPENDED = "suspended sequences"
+"""Row of the ledger for pages in host memory."""
+
 SAMPLING_ROWS = 8
 SAMPLING_BYTES = 64
 """Scratch of the sampling operator: bytes an entry of the vocabulary for each row that is drawn together."""
@@ -47,6 +56,8 @@ DEFAULT_SHARE = 0.8
 
 SMALLEST_CONTEXT = PAGE_TOKENS
 
+HOST, DEVICE = "host", "device"
+
 
 @dataclass(frozen=True)
 class LedgerRow:
@@ -55,6 +66,8 @@ class LedgerRow:
     name: str
     bytes: int
     note: str = ""
+    place: str = HOST
+    """:data:`HOST` or :data:`DEVICE`; a Jetson has one memory for both."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +76,8 @@ class Ledger:
 
     rows: tuple[LedgerRow, ...]
     budget: int
+    device_memory: int | None = None
+    """Memory of a GPU that has its own; None where there is none, or nothing runs there."""
     advice: str = ""
     """What would fit, when this does not."""
 
@@ -72,9 +87,18 @@ class Ledger:
         return sum(row.bytes for row in self.rows)
 
     @property
+    def device_total(self) -> int:
+        """Bytes of the rows that lie on the GPU."""
+        return sum(row.bytes for row in self.rows if row.place == DEVICE)
+
+    @property
     def fits(self) -> bool:
-        """Whether the total is inside the budget."""
-        return self.total <= self.budget
+        """Whether the total is inside the budget, and what lies on the GPU inside its memory."""
+        return self.total <= self.budget and not self._exceeds_device
+
+    @property
+    def _exceeds_device(self) -> bool:
+        return self.device_memory is not None and self.device_total > self.device_memory
 
     def check(self) -> None:
         """Refuse what does not fit.
@@ -82,6 +106,12 @@ class Ledger:
         Raises:
             LedgerError: With the shortfall and what would fit.
         """
+        if self._exceeds_device:
+            raise LedgerError(
+                f"{format_size(self.device_total)} are needed on the GPU, which has {format_size(self.device_memory or 0)}; "
+                f"{self.advice}",
+                field="memory.budget",
+            )
         if not self.fits:
             raise LedgerError(
                 f"{format_size(self.total)} are needed, {format_size(self.total - self.budget)} more than the budget of "
@@ -110,6 +140,8 @@ def compute_ledger(config: Config) -> Ledger:
         LedgerError: No budget is given and the system does not say how much memory there is.
     """
     plans = {model.name: ModelPlan.of(model, Architecture.of(model)) for model in config.models}
+    gpu = find_gpu() if any(plan.device == "cuda" for plan in plans.values()) else None
+    device_memory = None if gpu is None or gpu.integrated else gpu.memory
     budget = config.memory.budget
     if budget is None:
         available = available_memory()
@@ -117,34 +149,48 @@ def compute_ledger(config: Config) -> Ledger:
             raise LedgerError(
                 "the system does not say how much memory it has: set memory.budget", field="memory.budget"
             )
-        budget = int(available * DEFAULT_SHARE)
-    return make_ledger(plans, budget=budget, host=config.host)
+        budget = int((available + (device_memory or 0)) * DEFAULT_SHARE)
+    return make_ledger(plans, budget=budget, host=config.host, device_memory=device_memory)
 
 
-def make_ledger(plans: dict[str, ModelPlan], *, budget: int, host: int) -> Ledger:
+def make_ledger(
+    plans: dict[str, ModelPlan], *, budget: int, host: int, device_memory: int | None = None
+) -> Ledger:
     """The ledger of planned models.
 
     Args:
         plans: By the models' names.
         budget: Bytes that everything must fit in.
         host: Bytes set aside for the daemon process.
+        device_memory: Memory of a GPU that has its own.
     """
     rows: list[LedgerRow] = []
     for name, plan in plans.items():
         prefix = f"{name}: " if len(plans) > 1 else ""
         rows += [replace(row, name=prefix + row.name) for row in model_rows(plan)]
-    rows.append(LedgerRow("engine process", TORCH_RUNTIME, "Python, torch and their libraries, measured"))
+    if any(plan.device == "cuda" for plan in plans.values()):
+        rows.append(
+            LedgerRow("CUDA", CUDA_CONTEXT, "context, libraries and their workspaces, measured", DEVICE)
+        )
+        rows.append(LedgerRow("engine process", CUDA_RUNTIME, "Python, torch and CUDA on the host, measured"))
+    else:
+        rows.append(LedgerRow("engine process", TORCH_RUNTIME, "Python, torch and their libraries, measured"))
     rows.append(LedgerRow("daemon process", host, "memory.host"))
-    ledger = Ledger(tuple(rows), budget)
-    return ledger if ledger.fits else replace(ledger, advice=_advice(plans, budget - ledger.total))
+    ledger = Ledger(tuple(rows), budget, device_memory)
+    if ledger.fits:
+        return ledger
+    left = budget - ledger.total
+    if device_memory is not None:
+        left = min(left, device_memory - ledger.device_total)
+    return replace(ledger, advice=_advice(plans, left))
 
 
 def model_rows(plan: ModelPlan) -> tuple[LedgerRow, ...]:
-    """What one model holds: weights, KV pages, activations and scratch, logits and sampling."""
+    """What one model holds: weights, KV pages, compressed keys, activations and scratch, logits, captured graphs."""
     buffers = (*weight_buffers(plan), *step_buffers(plan))
     a = plan.architecture
     page = 2 * a.layers * a.kv_width * PAGE_TOKENS * ELEMENT_BYTES[plan.dtype]
-    return (
+    rows = [
         LedgerRow(WEIGHTS, _bytes_of(buffers, WEIGHTS), f"{parameter_count(a):,} parameters in {plan.dtype}"),
         LedgerRow(
             KV_PAGES,
@@ -155,23 +201,68 @@ def model_rows(plan: ModelPlan) -> tuple[LedgerRow, ...]:
         LedgerRow(
             ACTIVATIONS,
             _bytes_of(buffers, ACTIVATIONS) + attention_scratch(plan),
-            f"{plan.step_tokens} tokens a step: prefill_chunk and one for each sequence",
+            f"{plan.step_tokens} tokens a step"
+            + (": prefill_chunk and one for each sequence" if plan.max_step_tokens is None else " (max_step_tokens)"),
         ),
         LedgerRow(
             LOGITS,
             _bytes_of(buffers, LOGITS) + sampling_scratch(plan),
             f"{plan.max_sequences} x {a.vocabulary} logits",
         ),
-    )
+    ]
+    compressed = _bytes_of(buffers, COMPRESSED_KEYS)
+    if plan.selection is not None:
+        rows.insert(
+            2, LedgerRow(COMPRESSED_KEYS, compressed, "means of 32 and of 128 keys, for block selection")
+        )
+    suspended = _suspended_rows(plan)
+    if plan.device != "cuda":
+        return (*rows, *suspended)
+    rows.append(LedgerRow("CUDA graphs", graph_bytes(plan), f"{len(bucket_sizes(plan))} captured steps"))
+    if plan.selection is None:
+        rows[2] = replace(rows[2], bytes=rows[2].bytes + compressed)
+    return (*(replace(row, place=DEVICE) for row in rows), *suspended)
+
+
+def page_bytes(plan: ModelPlan) -> int:
+    """Bytes of one page with its compressed keys, in every layer."""
+    buffers = step_buffers(plan)
+    return (_bytes_of(buffers, KV_PAGES) + _bytes_of(buffers, COMPRESSED_KEYS)) // plan.pages
+
+
+def _suspended_rows(plan: ModelPlan) -> tuple[LedgerRow, ...]:
+    """Host memory for suspended sequences, where there is any."""
+    page = page_bytes(plan)
+    slots = plan.host_kv // page
+    if not slots:
+        return ()
+    return (LedgerRow(SUSPENDED, slots * page, f"{slots} pages of {format_size(page)} in host memory (host_kv)"),)
 
 
 def attention_scratch(plan: ModelPlan) -> int:
-    """Results of torch's attention, which it allocates itself: two partial ones, and their merged one in fp32."""
-    return 3 * plan.step_tokens * plan.architecture.q_width * ELEMENT_BYTES[plan.compute_dtype]
+    """What attention on the CPU allocates itself.
+
+    Two partial results and their merged one in fp32; with a selection rule also the scores and the gathered blocks of
+    the queries that are looked at together.
+    """
+    if plan.device == "cuda":
+        return 0
+    a, size = plan.architecture, ELEMENT_BYTES[plan.compute_dtype]
+    partial = 3 * plan.step_tokens * a.q_width * size
+    if plan.selection is None:
+        return partial
+    # Products, what is exponentiated and masked, and the compressed keys themselves in fp32.
+    keys = plan.pages_per_sequence * FINE_SLOTS
+    scores = 4 * SPARSE_QUERIES * a.heads * keys * 4 + 3 * a.kv_width * keys * 4
+    blocks = min(plan.selection.total, plan.pages_per_sequence)
+    gathered = SPARSE_QUERIES * blocks * PAGE_TOKENS * (3 * a.head_dim + 3 * a.group) * size
+    return partial + scores + gathered
 
 
 def sampling_scratch(plan: ModelPlan) -> int:
     """What drawing tokens allocates for a moment."""
+    if plan.device == "cuda":
+        return cuda_sampling_scratch(plan)
     return min(plan.max_sequences, SAMPLING_ROWS) * plan.architecture.vocabulary * SAMPLING_BYTES
 
 

@@ -20,10 +20,16 @@ def load_executor(config: ModelConfig) -> tuple[str, Executor]:
 
     Raises:
         CheckpointError: The folder's ``config.json`` is missing or refused.
-        ConfigError: There is no such executor in this version.
+        ConfigError: There is no such executor in this version, or not on this machine.
+        UnsupportedError: The executor does not run this model there.
     """
     name = choose_executor(config)
-    from edged.executor.torch_executor import TorchExecutor  # noqa: PLC0415 - imports torch; only its engines do
+    # Both import torch; only its engines do.
+    if config.device == "cuda":
+        from edged.executor.cuda_executor import CudaExecutor  # noqa: PLC0415
+
+        return name, CudaExecutor(config)
+    from edged.executor.torch_executor import TorchExecutor  # noqa: PLC0415
 
     return name, TorchExecutor(config)
 

@@ -1,0 +1,38 @@
+"""What CUDA takes beside the executor's buffers; measured, because no document says it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edged.memory.cuda_buffers import bucket_sizes, logit_rows
+
+if TYPE_CHECKING:
+    from edged.memory.buffers import ModelPlan
+
+MIB = 2**20
+
+CUDA_CONTEXT = 768 * MIB
+"""Device memory of a process before its buffers: the context, kernels of torch and cuBLAS and their workspaces."""
+
+CUDA_RUNTIME = 2048 * MIB
+"""Host memory of an engine process on a GPU: the interpreter, torch, the CUDA libraries and what the driver maps."""
+
+_NODES_PER_LAYER = 14
+_NODE_BYTES = 8192
+"""Device memory of a captured launch."""
+
+_SAMPLING_ROWS = 8
+_SAMPLING_BYTES = 128
+"""Scratch of drawing on the device: bytes an entry of the vocabulary for each row that is drawn together."""
+
+
+def graph_bytes(plan: ModelPlan) -> int:
+    """Device memory of all captured graphs."""
+    nodes = _NODES_PER_LAYER * plan.architecture.layers + 16
+    return len(bucket_sizes(plan)) * nodes * _NODE_BYTES
+
+
+def cuda_sampling_scratch(plan: ModelPlan) -> int:
+    """What the graphs that draw tokens hold."""
+    rows = min(logit_rows(plan, bucket_sizes(plan)[-1]), _SAMPLING_ROWS)
+    return rows * plan.architecture.vocabulary * _SAMPLING_BYTES
