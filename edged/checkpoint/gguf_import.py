@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edged.checkpoint.gguf_file import GgufFile, can_dequantize
-from edged.checkpoint.gguf_llama import TensorSource, exact_decimal, head_order, llama_config, llama_tensors
+from edged.checkpoint.gguf_llama import TensorSource, family_of, head_order, model_config, model_tensors
+from edged.checkpoint.gguf_rope import exact_decimal
 from edged.checkpoint.gguf_tokenizer import GgufTokenizer, build_tokenizer
 from edged.checkpoint.model_folder import absolute, check_destination, new_folder, publish, write_json
 from edged.checkpoint.safetensors_files import SINGLE_FILE
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 """Element types of the weights that an import can write, and their names in safetensors."""
 
-_ARCHITECTURES = {"llama": (llama_config, llama_tensors)}
 _SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -90,12 +90,7 @@ def _silent(_what: str, _done: int, _total: int) -> None:
 
 def _plan(file: GgufFile) -> tuple[dict[str, Any], dict[str, TensorSource]]:
     """Decide everything that can refuse the file before anything is written."""
-    architecture = file.get("general.architecture", "")
-    if architecture not in _ARCHITECTURES:
-        raise CheckpointError(
-            f"{file.path}: the architecture general.architecture = {architecture!r} is not supported; "
-            f"supported: {', '.join(_ARCHITECTURES)}"
-        )
+    family_of(file)
     if file.get("split.count", 1) > 1:
         raise CheckpointError(
             f"{file.path}: is one part of {file.get('split.count', 1)}; merge the parts first"
@@ -105,9 +100,8 @@ def _plan(file: GgufFile) -> tuple[dict[str, Any], dict[str, TensorSource]]:
     )
     if refused:
         raise CheckpointError(f"{file.path}: tensor types that are not supported: {', '.join(refused)}")
-    make_config, make_tensors = _ARCHITECTURES[architecture]
-    config = make_config(file)
-    return config, make_tensors(file, config)
+    config = model_config(file)
+    return config, model_tensors(file, config)
 
 
 def _model_config(config: dict[str, Any], tokenizer: GgufTokenizer, dtype: str) -> dict[str, Any]:

@@ -303,11 +303,16 @@ def refused(recipe: Any, folder: Path, message: str) -> None:
     [
         ("llama.block_count", None, r"llama\.block_count is None"),
         ("llama.block_count", 3, r"missing tensors: blk\.2\.attn_norm\.weight"),
+        ("llama.block_count", 2**31, r"llama\.block_count is 2147483648; at most 1024"),
         ("llama.block_count", 1, r"without a place: blk\.1\."),
         ("llama.context_length", 0, r"llama\.context_length is 0"),
         ("llama.embedding_length", "x", r"llama\.embedding_length is 'x'"),
         ("llama.embedding_length", 512, r"dimension_count = 64 is not supported; heads have 128"),
-        ("llama.feed_forward_length", 256, r"'blk\.0\.ffn_gate\.weight' has the shape \[512, 256\]"),
+        (
+            "llama.feed_forward_length",
+            256,
+            r"blk\.0\.ffn_gate\.weight is \[512, 256\] instead of \[256, 256\]",
+        ),
         ("llama.attention.head_count", 0, r"head_count is 0"),
         ("llama.attention.head_count_kv", 3, "4 query heads and 3 key/value heads"),
         ("llama.attention.layer_norm_rms_epsilon", None, "layer_norm_rms_epsilon is missing"),
@@ -350,7 +355,7 @@ def test_metadata_that_is_not_supported_is_refused_by_name(
 
 def test_another_architecture_is_refused_by_name(tmp_path: Path, recipe: Any) -> None:
     recipe.architecture = "gemma3"
-    refused(recipe, tmp_path, "'gemma3' is not supported; supported: llama")
+    refused(recipe, tmp_path, "'gemma3' is not supported; supported: llama, minicpm, qwen2, qwen3")
 
 
 def test_other_tensor_types_are_refused_by_name(tmp_path: Path, recipe: Any) -> None:
@@ -372,7 +377,7 @@ def test_tensors_are_all_there_and_no_others(tmp_path: Path, recipe: Any) -> Non
 
 def test_a_tensor_of_another_shape_is_refused(tmp_path: Path, recipe: Any) -> None:
     recipe.tensors["blk.1.attn_norm.weight"] = np.ones(128, np.float32)
-    refused(recipe, tmp_path, r"'blk\.1\.attn_norm\.weight' has the shape \[128\]")
+    refused(recipe, tmp_path, r"blk\.1\.attn_norm\.weight is \[128\] instead of \[256\]")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
