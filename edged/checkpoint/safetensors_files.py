@@ -76,7 +76,7 @@ class WeightFiles:
             if whole:
                 return cls._open_files(folder, [whole], None)
             raise CheckpointError(f"{folder}: holds neither {SINGLE_FILE} nor {INDEX_FILE}{_hint(folder)}")
-        weight_map = _read_index(index)
+        weight_map = read_index(index)
         return cls._open_files(folder, sorted(set(weight_map.values())), weight_map)
 
     @classmethod
@@ -242,7 +242,12 @@ def _hint(folder: Path) -> str:
     return ""
 
 
-def _read_index(index: Path) -> dict[str, str]:
+def read_index(index: Path) -> dict[str, str]:
+    """The file that each tensor lies in, by the index of a model's shards.
+
+    Raises:
+        CheckpointError: The index is damaged, or names a file outside its folder.
+    """
     try:
         if index.stat().st_size > _MAX_INDEX_BYTES:
             raise CheckpointError(f"{index}: larger than {_MAX_INDEX_BYTES >> 20} MiB")
