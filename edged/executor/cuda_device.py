@@ -185,7 +185,10 @@ class CudaDevice:
             multiply = SiluMultiplier(find("silu_mul"), dtype=plan.dtype)
             best = Argmaxer(find("argmax"), dtype="float32")
             skinny = SkinnyLinearMultiplier(
-                find("skinny_linear"), multiprocessors=self.multiprocessors, dtype=plan.dtype
+                find("skinny_linear"),
+                multiprocessors=self.multiprocessors,
+                shared_bytes=self._kernels.shared_bytes,
+                dtype=plan.dtype,
             )
             attend = Attender(
                 self._kernels, dtype=plan.dtype, heads=a.heads, kv_heads=a.kv_heads, head_dim=a.head_dim

@@ -16,8 +16,8 @@ _FORMAT = "PPPPqfiiiii"
 _THREADS = 256
 _STAGES = 8
 _STAGE_BYTES = _THREADS * 32
-BLOCKS = 2
-"""Thread blocks that share a multiprocessor."""
+_BLOCKS = 2
+_BLOCK_BYTES = _STAGES * _STAGE_BYTES + 17 * 1024  # with what is static, and a reserve of the system
 
 
 class SkinnyLinearMultiplier:
@@ -28,18 +28,20 @@ class SkinnyLinearMultiplier:
         function: Callable[[str, int], Any],
         *,
         multiprocessors: int,
+        shared_bytes: int,
         dtype: str,
-        blocks: int = BLOCKS,
+        blocks: int = _BLOCKS,
     ) -> None:
         """Finds the kernels with `function` (see `registry.Kernels.operator`).
 
         Args:
             function: the finder.
             multiprocessors: of the device.
+            shared_bytes: shared memory that one block may ask for, nearly all that a multiprocessor has.
             dtype: "float16" or "bfloat16".
-            blocks: thread blocks that share a multiprocessor.
+            blocks: thread blocks that share a multiprocessor, where their memory allows it.
         """
-        self._thread_blocks = blocks * multiprocessors
+        self._thread_blocks = max(1, min(blocks, shared_bytes // _BLOCK_BYTES)) * multiprocessors
         self._shared = _STAGES * _STAGE_BYTES
         name = KERNEL_DTYPES[dtype]
         self._kernels = {
