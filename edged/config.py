@@ -238,6 +238,42 @@ class ModelConfig:
             default="512, or context_length where that is smaller",
         ),
     )
+    max_step_tokens: int | None = field(
+        default=None,
+        metadata=_key(
+            "Most tokens in one step, of prompts and streams together, at least max_sequences",
+            low=1,
+            high=16384,
+            default="prefill_chunk and max_sequences together",
+        ),
+    )
+    prefill_share: float = field(
+        default=0.5,
+        metadata=_key(
+            "Part of a step's time that prompts may take while streams run (measured; 0.5 at most doubles the time between "
+            "their tokens); 1 lets prompts have whole chunks",
+            low=0.05,
+            high=1,
+        ),
+    )
+    prefix_cache: bool = field(
+        default=True,
+        metadata=_key("Remember the pages of prompts and answers, and share them with prompts that begin alike"),
+    )
+    session_share: float = field(
+        default=0.5,
+        metadata=_key("Part of the KV pages that sessions may keep pinned", low=0, high=0.9),
+    )
+    host_kv: int = field(
+        default=0,
+        metadata=_key(
+            "Host memory for the pages of running requests that are suspended for others of higher priority",
+            unit="size",
+            low=0,
+            high=SIZE_LIMIT,
+            default="0B: none are suspended",
+        ),
+    )
     threads: int = field(
         default=0, metadata=_key("CPU threads of the step; 0 takes every core", low=0, high=1024)
     )
@@ -256,6 +292,12 @@ class QueueConfig:
 
     capacity: int = field(
         default=64, metadata=_key("Most requests that wait; one more is refused", low=0, high=65536)
+    )
+    aging: float = field(
+        default=10.0,
+        metadata=_key(
+            "Time of waiting that weighs as much as one step of priority", unit="duration", low=0.001, high=86400
+        ),
     )
     stream_buffer: int = field(
         default=256,
@@ -299,24 +341,27 @@ class LimitsConfig:
     stop_token_ids: int = field(
         default=64, metadata=_key("Most stop token ids of a request", low=0, high=4096)
     )
+    constraint_size: int = field(
+        default=131072,
+        metadata=_key(
+            "Largest constraint (schema, expression, grammar), in UTF-8 bytes",
+            unit="size",
+            low=1,
+            high=2**20,
+            default="`128KiB`",
+        ),
+    )
+    requests_per_client: int = field(
+        default=0,
+        metadata=_key(
+            "Most requests of one client at once, waiting or running; a client is who it proves to be, or else its "
+            "connection's address; 0: any number",
+            low=0,
+            high=65536,
+        ),
+    )
     concurrent_streams: int = field(
         default=128, metadata=_key("Most calls open at once on one connection", low=1, high=65536)
-    )
-
-
-@dataclass(frozen=True)
-class LogConfig:
-    """What is logged and how."""
-
-    level: str = field(
-        default="info", metadata=_key("Least important level", choices=("debug", "info", "warning", "error"))
-    )
-    format: str = field(
-        default="auto",
-        metadata=_key(
-            "JSON lines or coloured text; auto: text on a terminal, JSON elsewhere",
-            choices=("auto", "json", "text"),
-        ),
     )
 
 
@@ -338,6 +383,22 @@ class WatchdogConfig:
     load_timeout: float = field(
         default=600.0,
         metadata=_key("Longest time of loading without progress", unit="duration", low=1, high=86400),
+    )
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """What is logged and how."""
+
+    level: str = field(
+        default="info", metadata=_key("Least important level", choices=("debug", "info", "warning", "error"))
+    )
+    format: str = field(
+        default="auto",
+        metadata=_key(
+            "JSON lines or coloured text; auto: text on a terminal, JSON elsewhere",
+            choices=("auto", "json", "text"),
+        ),
     )
 
 
@@ -378,17 +439,17 @@ class Config:
         return self.limits.message_size or max(2**20, 2 * self.prompt_size)
 
     @property
-    def least_host(self) -> int:
-        """Bytes that the daemon process takes at most."""
-        return DAEMON_BYTES + TOKENIZING_BYTES * self.prompt_size
-
-    @property
     def step_timeout(self) -> float:
         """Seconds that a step may take."""
         if self.watchdog.step_timeout is not None:
             return self.watchdog.step_timeout
         # A chunk of 512 tokens of an 8B model takes two cores more than a minute.
         return 300.0 if any(model.device == "cpu" for model in self.models) else 30.0
+
+    @property
+    def least_host(self) -> int:
+        """Bytes that the daemon process takes at most."""
+        return DAEMON_BYTES + TOKENIZING_BYTES * self.prompt_size
 
     @property
     def host(self) -> int:

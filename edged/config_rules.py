@@ -85,6 +85,17 @@ def _check_model(model: ModelConfig, path: str, report: Report) -> None:
             f"write at most {model.context_length}",
         )
     if (
+        model.max_step_tokens is not None
+        and model.max_step_tokens < model.max_sequences
+        and report.sound(f"{path}.max_step_tokens", f"{path}.max_sequences")
+    ):
+        report.refuse(
+            f"{path}.max_step_tokens",
+            f"found {model.max_step_tokens}, and a step holds a token of each of {model.max_sequences} sequences "
+            "(max_sequences)",
+            f"write at least {model.max_sequences}, or leave it out",
+        )
+    if (
         model.device == "cpu"
         and model.executor == "tensorrt"
         and report.sound(f"{path}.device", f"{path}.executor")
@@ -96,17 +107,6 @@ def _check_model(model: ModelConfig, path: str, report: Report) -> None:
         )
 
 
-def _check_listen(listen: ListenConfig, report: Report) -> None:
-    if listen.unix is not None and report.sound("listen.unix"):
-        length = len(os.fsencode(listen.unix))
-        if length > UNIX_PATH_LIMIT:
-            report.refuse(
-                "listen.unix",
-                f"found a path of {length} bytes ({show(str(listen.unix))})",
-                f"write one of at most {UNIX_PATH_LIMIT} bytes, which is what Linux allows for a socket",
-            )
-    if listen.tcp is not None and report.sound("listen.tcp"):
-        for problem, remedy in _tcp_faults(listen.tcp):
 _ROPE_KEYS = {
     "default": (),
     "linear": ("factor",),
@@ -138,6 +138,17 @@ def _check_rope(scaling: RopeScalingConfig, path: str, report: Report) -> None:
             report.refuse(f"{path}.{each.name}", f"has no effect with {method}", "remove it")
 
 
+def _check_listen(listen: ListenConfig, report: Report) -> None:
+    if listen.unix is not None and report.sound("listen.unix"):
+        length = len(os.fsencode(listen.unix))
+        if length > UNIX_PATH_LIMIT:
+            report.refuse(
+                "listen.unix",
+                f"found a path of {length} bytes ({show(str(listen.unix))})",
+                f"write one of at most {UNIX_PATH_LIMIT} bytes, which is what Linux allows for a socket",
+            )
+    if listen.tcp is not None and report.sound("listen.tcp"):
+        for problem, remedy in _tcp_faults(listen.tcp):
             report.refuse("listen.tcp", problem, remedy)
 
 

@@ -69,7 +69,7 @@ def allowed_values(kind: Any, metadata: Mapping[str, Any]) -> str:  # noqa: ANN4
         return "a duration" + _limits(metadata, exact_duration)
     if kind in (int, float):
         return ("a whole number" if kind is int else "a number") + _limits(
-            metadata, lambda value: f"{value:d}"
+            metadata, lambda value: f"{value:g}" if isinstance(value, float) else f"{value:d}"
         )
     if typing.get_origin(kind) is tuple:
         return "a list" + (f" of {metadata['low']} to {metadata['high']} entries" if metadata["high"] else "")

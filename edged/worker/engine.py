@@ -125,6 +125,7 @@ def _load_models(
                 texts,
                 executor_name=name,
                 queue_capacity=config.queue.capacity,
+                aging=config.queue.aging,
                 channel=channel,
             )
         )

@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING
 from edged.errors import Code
 from edged.log import get_logger
 from edged.worker.messages import (
+    Answered,
     Cancel,
     Configure,
     Drain,
+    DropSession,
     Failed,
     Heartbeat,
+    ListSessions,
     Report,
     Shutdown,
     Submit,
@@ -143,6 +146,15 @@ class EngineLoop:
             # A request that has ended already is none of the runners': its Finished is on the way.
             if any(runner.cancel(message) for runner in self._runners):
                 self._queue_report()
+        elif isinstance(message, ListSessions):
+            runner = self._by_name.get(message.model)
+            sessions = () if runner is None else runner.sessions()
+            self._channel.send(Answered(message.query, sessions))
+        elif isinstance(message, DropSession):
+            runner = self._by_name.get(message.model)
+            found = runner is not None and runner.drop_session(message.tenant, message.name)
+            self._channel.send(Answered(message.query, found=found))
+            self._queue_report()
         elif isinstance(message, Drain):
             self._draining = True
         elif isinstance(message, Configure):

@@ -10,32 +10,38 @@ from __future__ import annotations
 import msgspec
 
 from edged.config import Config  # noqa: TC001 - msgspec resolves the annotation
+from edged.decoding.constraints.base import Grammar  # noqa: TC001 - msgspec resolves the annotation
 from edged.decoding.sampling import Sampling
 from edged.decoding.stops import Stops
+from edged.worker.measures import Percentiles
 
 __all__ = [
+    "Answered",
     "Cancel",
     "Configure",
     "Drain",
+    "DropSession",
     "EngineFailed",
     "Failed",
     "Finished",
     "Heartbeat",
     "LedgerRow",
+    "ListSessions",
     "Loading",
     "Message",
     "ModelReport",
     "Ready",
     "Report",
     "Sampling",
+    "SessionReport",
     "Shutdown",
     "Started",
     "Stops",
     "Submit",
     "Timings",
-    "TokenLogprobs",
     "ToDaemon",
     "ToEngine",
+    "TokenLogprobs",
     "Tokens",
 ]
 
@@ -62,6 +68,14 @@ class Submit(Message, frozen=True):
     """Seconds of ``time.monotonic()`` (one clock for both processes of one machine)."""
     priority: int = 0
     skip_special_tokens: bool = True
+    kept_token_ids: tuple[int, ...] = ()
+    """Special tokens that stay in the text all the same, because the daemon looks for them there."""
+    grammar: Grammar | None = None
+    """The form of the answer."""
+    tenant: str = ""
+    """Whose cached pages and sessions it may see: the identity of a client that authenticates."""
+    session: str = ""
+    """Conversation whose pages stay pinned after it."""
 
 
 class Cancel(Message, frozen=True):
@@ -69,6 +83,40 @@ class Cancel(Message, frozen=True):
 
     request_id: str
     reason: str = "cancelled"
+
+
+class ListSessions(Message, frozen=True):
+    """Ask what sessions there are; answered by :class:`Answered`."""
+
+    query: int
+    model: str
+
+
+class DropSession(Message, frozen=True):
+    """Let a session's pages go; answered by :class:`Answered`."""
+
+    query: int
+    model: str
+    tenant: str
+    name: str
+
+
+class SessionReport(msgspec.Struct, frozen=True):
+    """One session."""
+
+    tenant: str
+    name: str
+    pages: int
+    requests: int
+    idle_seconds: float
+
+
+class Answered(Message, frozen=True):
+    """The answer to a query of the daemon."""
+
+    query: int
+    sessions: tuple[SessionReport, ...] = ()
+    found: bool = True
 
 
 class Drain(Message, frozen=True):
@@ -116,6 +164,31 @@ class ModelReport(msgspec.Struct, frozen=True):
     generated_tokens: int = 0
     steps: int = 0
     last_step_seconds: float = 0.0
+    cached_tokens: int = 0
+    """Prompt tokens that were found in the cache and not computed, since the engine started."""
+    pages_cached: int = 0
+    """Free pages whose content the cache knows."""
+    pages_pinned: int = 0
+    """Pages that sessions keep."""
+    sessions: int = 0
+    suspended: int = 0
+    """Requests among those waiting that ran before and lie in host memory."""
+    suspensions: int = 0
+    """Times that a request was suspended, since the engine started."""
+    host_pages: int = 0
+    host_pages_free: int = 0
+    retry_seconds: float = 1.0
+    """When a place in a full queue is likely to be free."""
+    prompt_rate: float = 0.0
+    """Prompt tokens computed a second, lately."""
+    generated_rate: float = 0.0
+    """Tokens generated a second, lately."""
+    first_token: Percentiles = Percentiles()
+    """From a request's arrival to its first token."""
+    between_tokens: Percentiles = Percentiles()
+    """Between two tokens of one request."""
+    queue_time: Percentiles = Percentiles()
+    """From a request's arrival to its start."""
 
 
 class Ready(Message, frozen=True):
@@ -209,5 +282,7 @@ class Heartbeat(Message, frozen=True):
     """The idle loop has woken and found nothing to do."""
 
 
-ToEngine = Configure | Submit | Cancel | Drain | Shutdown
-ToDaemon = Loading | Ready | Started | Tokens | Finished | Failed | EngineFailed | Report | Heartbeat
+ToEngine = Configure | Submit | Cancel | ListSessions | DropSession | Drain | Shutdown
+ToDaemon = (
+    Loading | Ready | Started | Tokens | Finished | Failed | EngineFailed | Report | Heartbeat | Answered
+)

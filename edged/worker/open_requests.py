@@ -32,6 +32,7 @@ class OpenRequests:
         self._on_cancel = on_cancel
         self._streams: dict[str, RequestStream] = {}
         self._pending: Counter[str] = Counter()
+        self._of_client: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -43,10 +44,15 @@ class OpenRequests:
         """Requests of ``model`` that have no pages yet, as far as the engine has said."""
         return self._pending[model]
 
+    def of_client(self, client: str) -> int:
+        """Requests of ``client``, waiting or running."""
+        return self._of_client[client]
+
     def add(self, stream: RequestStream) -> None:
         """Take a request that the engine has been sent."""
         self._streams[stream.request_id] = stream
         self._pending[stream.model] += 1
+        self._of_client[stream.client] += 1
 
     def give(self, message: Started | Tokens | Finished | Failed) -> None:
         """Give what the engine said to the reader it is for; nobody's if its request has ended already."""
@@ -79,5 +85,8 @@ class OpenRequests:
 
     def _forget(self, stream: RequestStream) -> None:
         del self._streams[stream.request_id]
+        self._of_client[stream.client] -= 1
+        if not self._of_client[stream.client]:
+            del self._of_client[stream.client]
         if not stream.started:
             self._pending[stream.model] -= 1

@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING
 from edged.decoding.answer import Answer
 from edged.decoding.detokenizer import Detokenizer
 from edged.decoding.host_options import make_host_sampler
-from edged.errors import Code, EdgedError, InvalidArgumentError
+from edged.errors import Code, EdgedError, InvalidArgumentError, UnsupportedError
 from edged.executor.host_sampler import NO_TOKEN
 from edged.log import get_logger
+from edged.memory.host_pages import HostPages
+from edged.scheduler.holdings import Holdings
 from edged.scheduler.request import Request
 from edged.scheduler.scheduler import Scheduler
+from edged.worker.measures import SpeedBook
 from edged.worker.messages import (
     Cancel,
     Failed,
     Finished,
     ModelReport,
+    SessionReport,
     Started,
     Submit,
     Timings,
@@ -49,6 +53,10 @@ class ModelRunner:
         texts: The model's tokenizer.
         queue_capacity: Most requests that wait.
         channel: To the daemon. What a request is to be told is queued there; the loop sends it.
+        aging: Seconds of waiting that weigh as much as one step of priority.
+
+    Raises:
+        UnsupportedError: Requests are to be suspended and the executor cannot copy pages.
     """
 
     def __init__(
@@ -60,14 +68,21 @@ class ModelRunner:
         executor_name: str,
         queue_capacity: int,
         channel: EngineChannel,
+        aging: float = 10.0,
     ) -> None:
         self.config = config
         self.executor = executor
         self._executor_name = executor_name
         self._texts = texts
         self._limits = executor.limits
+        self._holdings = make_holdings(config, executor)
         self._scheduler = Scheduler(
-            self._limits, prefill_chunk=config.prefill_chunk, queue_capacity=queue_capacity
+            self._limits,
+            prefill_chunk=config.prefill_chunk,
+            queue_capacity=queue_capacity,
+            aging=aging,
+            prefill_share=config.prefill_share,
+            holdings=self._holdings,
         )
         self._channel = channel
         self._send = channel.send
@@ -75,6 +90,7 @@ class ModelRunner:
         self._generated_tokens = 0
         self._steps = 0
         self._step_seconds = 0.0
+        self._speeds = SpeedBook()
 
     @property
     def has_work(self) -> bool:
@@ -100,7 +116,7 @@ class ModelRunner:
 
     def cancel(self, message: Cancel) -> bool:
         """Drop a request and free its pages; False if this model has none of that name."""
-        request = self._scheduler.cancel(message.request_id)
+        request = self._scheduler.cancel(message.request_id, time.monotonic())
         if request is None:
             return False
         self._fail(message.request_id, Code.CANCELLED, message.reason)
@@ -126,17 +142,16 @@ class ModelRunner:
         drawn = self.executor.step(batch)
         now = time.monotonic()
         seconds = now - before
-        scheduler.stepped()
+        scheduler.stepped(seconds)
         ended = []
         for request, token in zip(scheduler.drawing, drawn.tolist(), strict=True):
             if token == NO_TOKEN:
-                scheduler.cancel(request.request_id)
+                scheduler.cancel(request.request_id, now)
                 self._fail(request.request_id, Code.INVALID_ARGUMENT, _ALL_FORBIDDEN)
                 continue
             logprobs = self._logprobs(request)
             request.accept(token)
-            if request.first_token_at == 0.0:
-                request.first_token_at = now
+            self._note_token(request, now)
             text = request.answer.accept(token)
             self._send(Tokens(request.request_id, (token,), text, seconds, logprobs))
             if request.answer.finish is not None:
@@ -147,7 +162,10 @@ class ModelRunner:
         self._steps += 1
         self._step_seconds = seconds
         self._generated_tokens += len(scheduler.drawing)
-        self._prompt_tokens += scheduler.prompt_tokens
+        self._speeds.generated.add(len(scheduler.drawing), now)
+        if scheduler.prompt_tokens:
+            self._prompt_tokens += scheduler.prompt_tokens
+            self._speeds.prompt.add(scheduler.prompt_tokens, now)
         return bool(ended or expired)
 
     def fail_all(self, running: str, waiting: str, retry_seconds: float) -> None:
@@ -174,6 +192,8 @@ class ModelRunner:
     def report(self) -> ModelReport:
         """State of the model now."""
         scheduler, config, limits = self._scheduler, self.config, self._limits
+        holdings, speeds, now = self._holdings, self._speeds, time.monotonic()
+        host = holdings.host
         return ModelReport(
             name=config.name,
             state="ready",
@@ -190,7 +210,33 @@ class ModelRunner:
             generated_tokens=self._generated_tokens,
             steps=self._steps,
             last_step_seconds=self._step_seconds,
+            cached_tokens=holdings.cached_tokens,
+            pages_cached=scheduler.pool.pages_idle,
+            pages_pinned=holdings.sessions.pages_pinned,
+            sessions=len(holdings.sessions),
+            suspended=scheduler.queue.suspended,
+            suspensions=scheduler.suspensions,
+            host_pages=0 if host is None else host.slots,
+            host_pages_free=0 if host is None else host.slots_free,
+            retry_seconds=scheduler.retry_seconds,
+            prompt_rate=speeds.prompt.per_second(now),
+            generated_rate=speeds.generated.per_second(now),
+            first_token=speeds.first_token.percentiles(),
+            between_tokens=speeds.between_tokens.percentiles(),
+            queue_time=speeds.queue.percentiles(),
         )
+
+    def sessions(self) -> tuple[SessionReport, ...]:
+        """Every session, the one used last first."""
+        now = time.monotonic()
+        return tuple(
+            SessionReport(tenant, name, len(session.pages), session.requests, now - session.used)
+            for (tenant, name), session in self._holdings.sessions.items()
+        )
+
+    def drop_session(self, tenant: str, name: str) -> bool:
+        """Let a session's pages go; False if there is none of that name."""
+        return self._holdings.drop_session(tenant, name)
 
     def check(self) -> None:
         """Hold the pages and requests against their invariants.
@@ -232,6 +278,9 @@ class ModelRunner:
             deadline=message.deadline,
             priority=message.priority,
             arrived=now,
+            least_tokens=_least_tokens(message),
+            tenant=message.tenant,
+            session=message.session,
             host=make_host_sampler(message.sampling, message.stops, token_ids),
         )
 
@@ -244,11 +293,23 @@ class ModelRunner:
         texts = tuple(piece if isinstance(piece, bytes) else piece.encode() for piece in pieces)
         return (TokenLogprobs(found.chosen, found.top_ids, found.top, texts),)
 
+    def _note_token(self, request: Request, now: float) -> None:
+        """Keep the times of a request's tokens."""
+        if request.first_token_at == 0.0:
+            request.first_token_at = now
+            self._speeds.first_token.add(now - request.arrived, now)
+        else:
+            self._speeds.between_tokens.add(now - request.last_token_at, now)
+        request.last_token_at = now
+
     def _send_started(self) -> None:
         started, self._scheduler.started = self._scheduler.started, []
         for request in started:
             queued = request.started_at - request.arrived
-            self._send(Started(request.request_id, len(request.prompt), queue_seconds=queued))
+            self._speeds.queue.add(queued, request.started_at)
+            self._send(
+                Started(request.request_id, len(request.prompt), request.cached_tokens, queue_seconds=queued)
+            )
         self._channel.flush()  # before the first step, which may take long
 
     def _send_finished(self, request: Request, now: float) -> None:
@@ -262,6 +323,7 @@ class ModelRunner:
                 finish.text,
                 prompt_tokens=len(request.prompt),
                 generated_tokens=answer.generated,
+                cached_tokens=request.cached_tokens,
                 matched_stop=finish.matched_stop,
                 matched_token_id=finish.matched_token_id,
                 timings=Timings(
@@ -278,6 +340,38 @@ class ModelRunner:
     ) -> None:
         self._send(Failed(request_id, code.value, message, retry_seconds, field))
         _log.debug("request failed", request_id=request_id, code=code.name, why=message)
+
+
+def make_holdings(config: ModelConfig, executor: Executor) -> Holdings:
+    """Pages, cache, sessions and host memory as a model's configuration has them.
+
+    Raises:
+        UnsupportedError: Requests are to be suspended and the executor cannot copy pages.
+    """
+    host = None
+    if config.host_kv:
+        if not executor.page_bytes:
+            raise UnsupportedError(
+                f"model {config.name}: its executor does not copy pages, so nothing can be suspended: remove host_kv",
+                field="host_kv",
+            )
+        slots = config.host_kv // executor.page_bytes
+        host = HostPages(slots, executor.page_bytes, executor.read_pages, executor.write_pages)
+    pages = executor.limits.pages
+    return Holdings(
+        pages,
+        caches=config.prefix_cache,
+        session_pages=int(pages * config.session_share) if config.prefix_cache else 0,
+        host=host,
+        model=config.name,
+    )
+
+
+def _least_tokens(message: Submit) -> int:
+    """Tokens that an answer has whatever is drawn: all, where nothing but ``max_tokens`` can end it."""
+    stops = message.stops
+    can_end = stops.token_ids or stops.strings or getattr(message, "constraint", None)
+    return max(1, stops.min_tokens) if can_end else stops.max_tokens
 
 
 def _deadline_message(request: Request) -> str:

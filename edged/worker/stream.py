@@ -30,13 +30,21 @@ class RequestStream:
         model: Name of its model.
         limit: Events kept for the reader.
         on_cancel: Called with the stream and a reason when the request is to be dropped by the engine.
+        client: Whose request it is.
     """
 
     def __init__(
-        self, request_id: str, model: str, limit: int, on_cancel: Callable[[RequestStream, str], None]
+        self,
+        request_id: str,
+        model: str,
+        limit: int,
+        on_cancel: Callable[[RequestStream, str], None],
+        *,
+        client: str = "",
     ) -> None:
         self.request_id = request_id
         self.model = model
+        self.client = client
         self.started = False
         """Whether the request has its pages."""
         self._limit = limit

@@ -23,15 +23,20 @@ from edged.log import get_logger
 from edged.worker.channel import ChannelError
 from edged.worker.killed import describe_kill
 from edged.worker.messages import (
+    Answered,
     Cancel,
     Drain,
+    DropSession,
     EngineFailed,
     Failed,
     Finished,
+    ListSessions,
     Loading,
+    Message,
     ModelReport,
     Ready,
     Report,
+    SessionReport,
     Shutdown,
     Started,
     Submit,
@@ -40,6 +45,7 @@ from edged.worker.messages import (
 )
 from edged.worker.open_requests import OpenRequests
 from edged.worker.process import ENGINE_COMMAND, EngineProcess
+from edged.worker.queries import Queries
 from edged.worker.restarts import RestartPolicy
 from edged.worker.state import State
 from edged.worker.stream import RequestStream
@@ -95,6 +101,7 @@ class Supervisor:
         self._watchdog = Watchdog(config.watchdog, config.step_timeout)
         self._hung = ""
         self._alive_callbacks: list[Callable[[], None]] = []
+        self._queries = Queries()
         self._forget_models()
 
     @property
@@ -170,8 +177,12 @@ class Supervisor:
         if self._engine is not None:
             self._engine.kill()
 
-    def submit(self, message: Submit) -> RequestStream:
+    def submit(self, message: Submit, client: str = "") -> RequestStream:
         """Hand a request to the engine.
+
+        Args:
+            message: The request.
+            client: Whose request it is, for ``limits.requests_per_client``; empty where nobody counts.
 
         Returns:
             Its events. Leave it as a context manager or call ``cancel`` when the reader goes away.
@@ -179,7 +190,8 @@ class Supervisor:
         Raises:
             UnavailableError: The engine does not serve now; ``retry_seconds`` says when it is expected to.
             NotFoundError: No model has that name.
-            ResourceExhaustedError: More requests wait than the queue holds, known before the engine is asked.
+            ResourceExhaustedError: More requests wait than the queue holds, known before the engine is asked, or the client
+                has as many requests as one client may.
             InvalidArgumentError: The request id is in use, or the message is too large for the channel.
         """
         engine = self._engine
@@ -191,16 +203,20 @@ class Supervisor:
                 f"no model is called {message.model}: there are {', '.join(self.models)}", field="model"
             )
         pending = self._requests.pending(message.model)
-        if pending >= self._config.queue.capacity + report.max_sequences:
+        capacity = self._config.queue.capacity
+        if pending >= capacity + report.max_sequences:
+            # More than the queue holds are on their way to it, so it is full.
             raise ResourceExhaustedError(
-                f"{pending} requests wait for model {message.model} and the queue holds "
-                f"{self._config.queue.capacity} (queue.capacity): try again later",
-                retry_seconds=1.0,
+                f"{capacity} requests wait for model {message.model} and the queue holds {capacity} (queue.capacity): "
+                f"try again in {report.retry_seconds:.1f} s",
+                field="queue.capacity",
+                retry_seconds=report.retry_seconds,
             )
+        self._check_client(client)
         if message.request_id in self._requests:
             raise InvalidArgumentError(f"request id {message.request_id} is in use", field="request_id")
         stream = RequestStream(
-            message.request_id, message.model, self._config.queue.stream_buffer, self._cancel
+            message.request_id, message.model, self._config.queue.stream_buffer, self._cancel, client=client
         )
         try:
             engine.send(message)
@@ -208,6 +224,47 @@ class Supervisor:
             raise InvalidArgumentError(f"the request is too large: {error}") from error
         self._requests.add(stream)
         return stream
+
+    async def sessions(self, model: str) -> tuple[SessionReport, ...]:
+        """The sessions of a model, the one used last first.
+
+        Raises:
+            UnavailableError: The engine does not serve now, or ends before it answers.
+            NotFoundError: No model has that name.
+        """
+        return (await self._ask(model, lambda query: ListSessions(query, model))).sessions
+
+    async def drop_session(self, model: str, tenant: str, name: str) -> bool:
+        """Let a session's pages go; False if there is none of that name.
+
+        Raises:
+            UnavailableError: The engine does not serve now, or ends before it answers.
+            NotFoundError: No model has that name.
+        """
+        return (await self._ask(model, lambda query: DropSession(query, model, tenant, name))).found
+
+    async def _ask(self, model: str, message_of: Callable[[int], Message]) -> Answered:
+        """Send a query and wait for its answer."""
+        engine = self._engine
+        if self._state is not State.SERVING or engine is None:
+            raise self._unavailable()
+        if model not in self.models:
+            raise NotFoundError(
+                f"no model is called {model}: there are {', '.join(self.models)}", field="model"
+            )
+        return await self._queries.ask(engine.send, message_of)
+
+    def _check_client(self, client: str) -> None:
+        """Refuse one more request of a client that has as many as one client may."""
+        most = self._config.limits.requests_per_client
+        count = self._requests.of_client(client)
+        if most and client and count >= most:
+            raise ResourceExhaustedError(
+                f"{count} requests of this client wait or run, and one client may have {most} "
+                "(limits.requests_per_client): wait until one of them has ended",
+                field="limits.requests_per_client",
+                retry_seconds=max((report.retry_seconds for report in self.models.values()), default=1.0),
+            )
 
     def _cancel(self, stream: RequestStream, reason: str) -> None:
         if self._engine is not None:
@@ -375,6 +432,7 @@ class Supervisor:
 
     def _lose_requests(self, why: str) -> None:
         """End every open request because no engine is left to do it."""
+        self._queries.fail_all(self._unavailable)
         if self._stopping.is_set():
             stopped = "the daemon stops and has cut the request off; send it again once the daemon runs"
             self._requests.fail_all(lambda: UnavailableError(stopped))
@@ -392,20 +450,26 @@ class Supervisor:
             self._requests.give(message)
         elif isinstance(message, Report):
             self._note_models(message.models)
+        elif isinstance(message, Answered):
+            self._queries.give(message)
         elif isinstance(message, Loading):
             self.loading[message.model] = message
         elif isinstance(message, Ready):
-            self._note_models(message.models)
-            self.loading = {}
-            self._ready_at = time.monotonic()
-            self._load_seconds = self._ready_at - self._begun
-            self._watchdog.serve()
-            if not self._stopping.is_set() and not self._hung:
-                self._set_state(State.SERVING)
+            self._note_ready(message)
         elif isinstance(message, EngineFailed):
             self._engine_error = message
             if not self._is_fatal():
                 self._become_unavailable()  # it answers nothing more, though its end is still to come
+
+    def _note_ready(self, message: Ready) -> None:
+        """The engine has loaded everything."""
+        self._note_models(message.models)
+        self.loading = {}
+        self._ready_at = time.monotonic()
+        self._load_seconds = self._ready_at - self._begun
+        self._watchdog.serve()
+        if not self._stopping.is_set() and not self._hung:
+            self._set_state(State.SERVING)
 
     def _note_models(self, models: tuple[ModelReport, ...]) -> None:
         for report in models:

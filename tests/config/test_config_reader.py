@@ -48,11 +48,16 @@ def test_every_key_arrives():
             context_length: 131_072
             max_sequences: 2
             prefill_chunk: 1024
+            max_step_tokens: 800
+            prefill_share: 0.25
+            prefix_cache: false
+            session_share: 0.125
+            host_kv: 512MiB
             threads: 4
             attention: {mode: sparse, dense_below: 0, top_k: 32, window: 1024, init_blocks: 2, lse: exact}
             rope_scaling: {preset: minicpm4-128k}
-        queue: {capacity: 0, stream_buffer: 8}
-        limits: {message_size: 1MiB, prompt_size: 64KiB, stop_strings: 4, stop_bytes: 100B, stop_token_ids: 0, concurrent_streams: 7}
+        queue: {capacity: 0, aging: 2.5s, stream_buffer: 8}
+        limits: {message_size: 1MiB, prompt_size: 64KiB, stop_strings: 4, stop_bytes: 100B, stop_token_ids: 0, requests_per_client: 3, concurrent_streams: 7}
         watchdog: {step_timeout: 5s, load_timeout: 2min}
         log: {level: debug, format: json}
         drain_timeout: 1.5min
@@ -71,12 +76,18 @@ def test_every_key_arrives():
             context_length=131072,
             max_sequences=2,
             prefill_chunk=1024,
+            max_step_tokens=800,
+            prefill_share=0.25,
+            prefix_cache=False,
+            session_share=0.125,
+            host_kv=512 * 2**20,
             threads=4,
             attention=AttentionConfig("sparse", 0, 32, 1024, 2, "exact"),
             rope_scaling=RopeScalingConfig(preset="minicpm4-128k"),
         ),
     )
-    assert config.queue == QueueConfig(capacity=0, stream_buffer=8)
+    assert config.queue == QueueConfig(capacity=0, aging=2.5, stream_buffer=8)
+    assert config.limits.requests_per_client == 3
     assert config.limits.message_size == 2**20
     assert config.limits.prompt_size == 2**16
     assert config.limits.stop_bytes == 100
