@@ -3,15 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-SOURCES := edged plugins_trt tests bench setup.py
-TYPED := edged plugins_trt bench setup.py
+SOURCES := edged plugins_trt tests bench deploy setup.py
+TYPED := edged plugins_trt bench deploy setup.py
 BASE := $(VENV)/.installed
 TESTS := $(VENV)/.installed-test
 PROTOS := $(shell find protos -name '*.proto')
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format soak kernels bench clean
+.PHONY: help install demo test test-systemd check format soak kernels bench deb clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -44,6 +44,9 @@ test: $(TESTS) ## Install what the tests need and run them all
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 	@bash tests/run_on_oldest_python.sh
 
+test-systemd: $(TESTS) ## The service under a real systemd, booted in a container (root; 77: it cannot boot here)
+	@bash tests/systemd/run_booted.sh
+
 check: $(TESTS) ## Lint, types and the floors of the house
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/ruff format --check $(SOURCES)
@@ -63,5 +66,8 @@ kernels: $(BASE) ## Compile the CUDA kernels for every target (nvcc, else NVRTC)
 bench: $(TESTS) ## Figures of the daemon on this machine's CPU
 	@$(BIN)/python bench/daemon.py
 
+deb: $(TESTS) ## Build the Debian package in dist/ (WITHOUT=torch leaves torch out, as for a Jetson)
+	@$(BIN)/python deploy/deb/build.py $(WITHOUT:%=--without %)
+
 clean: ## Remove what was built, downloaded and imported
-	rm -rf $(VENV) .venv-oldest .demo .cache build edged/v1 *.egg-info
+	rm -rf $(VENV) .venv-oldest .demo .cache build dist edged/v1 *.egg-info

@@ -36,9 +36,10 @@ from edged.reload import reload_config
 from edged.server.listeners import Listeners
 from edged.server.served_models import ServedModels
 from edged.server.server import Server
-from edged.systemd import Notifier
+from edged.systemd import CrashRecord, Notifier
 from edged.units import format_size
 from edged.worker.priority import give_way
+from edged.worker.restarts import STABLE_SECONDS
 from edged.worker.state import State
 from edged.worker.supervisor import Supervisor
 
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
 _PROGRESS_SECONDS = 1.0
 _STOP_MARGIN_SECONDS = 15.0
-_WATCHDOG_MARGIN_SECONDS = 10.0
+_WATCHDOG_MARGIN_SECONDS = 5.0
 """What systemd waits longer than the daemon's own watchdog, which is to be the first."""
 _ECHO_SECONDS = 0.3
 _SWITCH_SECONDS = 0.0005
@@ -68,6 +69,7 @@ class ExitCode(enum.IntEnum):
     MODEL = 66
     LISTEN = 69
     ENGINE = 75
+    ENGINE_AGAIN = 76
     CONFIG = 78
 
 
@@ -221,12 +223,17 @@ class Daemon:
                 gc.freeze()
                 logger.info("serving", models=names)
                 self._notifier.ready(f"serving {names}")
+                asyncio.get_running_loop().call_later(STABLE_SECONDS, self._forget_crashes)
             else:
                 self._notifier.status(f"serving {names}")
         elif state is State.RESTARTING:
             self._notifier.status(f"restarting the engine: {self._supervisor.last_error}")
         elif state is State.FAILED:
             self._notifier.status(f"failed: {self._supervisor.last_error}")
+
+    def _forget_crashes(self) -> None:
+        if self._server.state is State.SERVING:
+            CrashRecord.from_environment().clear()
 
     async def _report_progress(self) -> None:
         """Tell systemd how far loading is, and ask for more time as long as it advances."""
@@ -269,6 +276,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return asyncio.run(Daemon(config, ledger, notifier, options.config).run())
     except EdgedError as error:
         code = exit_code(error)
+        if code is ExitCode.ENGINE and CrashRecord.from_environment().note():
+            code = ExitCode.ENGINE_AGAIN
         notifier.status(error.message)
         if options.check or sys.stderr.isatty():
             sys.stderr.write(f"edged: {error.message}\n")
@@ -287,7 +296,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description="Serve language models over gRPC inside a static memory budget.",
         epilog=(
             "Exit status: 0 stopped after a drain; 1 internal fault; 2 wrong command line; 66 a model folder is refused; "
-            "69 cannot listen; 75 the engine cannot be started; 78 the configuration is refused or does not fit its "
+            "69 cannot listen; 75 the engine cannot be started; 76 the same twice within an hour under systemd; 78 the configuration is refused or does not fit its "
             "memory budget; 130 or 143 a second SIGINT or SIGTERM cut the drain short."
         ),
     )

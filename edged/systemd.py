@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from contextlib import suppress
+from pathlib import Path
 
 _STATUS_LIMIT = 500
 _FEEDS = 4
@@ -80,6 +81,44 @@ class Notifier:
             channel.settimeout(1.0)
             channel.connect(self._address)
             channel.sendall("\n".join(lines).encode())
+
+
+class CrashRecord:
+    """Remembers a crash loop of the engine from one run of the daemon to the next.
+
+    The first loop ends the daemon with a status that systemd starts again; a second one within the hour ends it with
+    one that systemd does not. A count of starts (StartLimitBurst) could not tell a loop from an operator's restarts.
+
+    Args:
+        folder: Where the record lies; empty: there is no memory.
+    """
+
+    SECONDS = 3600.0
+
+    def __init__(self, folder: str) -> None:
+        self._path = Path(folder) / "crash-loop" if folder else None
+
+    @classmethod
+    def from_environment(cls) -> CrashRecord:
+        """The record in systemd's cache directory of the service."""
+        return cls(os.environ.get("CACHE_DIRECTORY", "").split(":")[0])
+
+    def note(self) -> bool:
+        """Note a crash loop; return whether it is the second one within the hour."""
+        if self._path is None:
+            return False
+        again = False
+        with suppress(OSError):
+            again = 0 <= time.time() - self._path.stat().st_mtime < self.SECONDS
+        with suppress(OSError):
+            self._path.write_text("the engine ended in a crash loop\n", "utf-8")
+        return again
+
+    def clear(self) -> None:
+        """The engine has served for a while: the next loop is the first one."""
+        if self._path is not None:
+            with suppress(OSError):
+                self._path.unlink(missing_ok=True)
 
 
 def _status(text: str) -> str:

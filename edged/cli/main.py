@@ -26,6 +26,7 @@ COMMANDS = {
     "build": "edged.cli.build",
     "engines": "edged.cli.engines",
     "doctor": "edged.cli.doctor",
+    "service": "edged.cli.service",
 }
 """Command → the module that holds it as ``command``; imported when the command is named."""
 

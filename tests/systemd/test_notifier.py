@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 
 import pytest
 
-from edged.systemd import Notifier
+from edged.systemd import CrashRecord, Notifier
 
 
 @pytest.fixture
@@ -87,3 +88,25 @@ def test_children_do_not_believe_that_they_are_watched(monkeypatch):
     Notifier.from_environment()
     assert "WATCHDOG_USEC" not in os.environ
     assert "WATCHDOG_PID" not in os.environ
+
+
+def test_a_second_crash_loop_within_the_hour_is_known(tmp_path, monkeypatch):
+    monkeypatch.setenv("CACHE_DIRECTORY", f"{tmp_path}:/elsewhere")
+    assert CrashRecord.from_environment().note() is False
+    assert CrashRecord.from_environment().note() is True
+    CrashRecord.from_environment().clear()
+    assert CrashRecord.from_environment().note() is False
+    old = time.time() - CrashRecord.SECONDS - 1
+    os.utime(tmp_path / "crash-loop", (old, old))
+    assert CrashRecord.from_environment().note() is False
+
+
+def test_a_clock_that_jumped_back_and_a_missing_folder_are_no_second_loop(tmp_path, monkeypatch):
+    record = CrashRecord(str(tmp_path))
+    record.note()
+    later = time.time() + 1000
+    os.utime(tmp_path / "crash-loop", (later, later))
+    assert record.note() is False
+    monkeypatch.delenv("CACHE_DIRECTORY", raising=False)
+    assert CrashRecord.from_environment().note() is False
+    assert CrashRecord(str(tmp_path / "none")).note() is False

@@ -1,0 +1,218 @@
+"""What an operator relies on, under a real systemd."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from conftest import run
+
+from edged.client import Chunk, Client, Finished
+
+BACK_SECONDS = 20
+ADDRESS = "127.0.0.1:50051"
+LONG = {"temperature": 0.0, "ignore_eos": True}
+
+
+def test_the_unit_is_clean_and_tight(package):
+    done = run("systemd-analyze", "verify", "/usr/lib/systemd/system/edged.service")
+    assert (done.stdout + done.stderr).strip() == ""
+    assert run("systemctl", "is-enabled", "edged", check=False).stdout.strip() == "disabled"
+
+
+def test_ready_comes_after_the_first_token(service):
+    service.start()  # returns when the unit is active
+    assert service.status()["state"] == "serving"
+    assert service.property("StatusText") == "serving smollm"
+    messages = service.journal()
+    loaded = next(index for index, text in enumerate(messages) if "first_token_seconds" in text)
+    started = next(index for index, text in enumerate(messages) if text.startswith("Started edged"))
+    assert loaded < started
+    answer = service.edgectl("generate", "Once upon a time", "-n", "5", "-t", "0").stdout
+    assert len(answer.split()) >= 3
+
+
+def test_it_runs_as_its_user_without_any_privilege(running):
+    for pid in (running.status()["daemon_pid"], running.status()["engine_pid"]):
+        lines = dict(
+            line.split(":\t", 1)
+            for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+            if ":\t" in line
+        )
+        assert lines["NoNewPrivs"] == "1"
+        assert lines["Seccomp"] == "2"
+        assert int(lines["CapEff"], 16) == int(lines["CapBnd"], 16) == 0
+        assert int(lines["Uid"].split()[0]) != 0
+    assert "exposure level for edged.service" in (
+        text := run("systemd-analyze", "security", "edged.service").stdout
+    )
+    assert float(text.rsplit("edged.service: ", 1)[1].split()[0]) <= 2.0
+
+
+def test_the_folders_and_the_socket_have_the_rights_that_are_documented(running):
+    socket = Path("/run/edged/edged.sock")
+    assert stat.S_IMODE(socket.stat().st_mode) == 0o660
+    assert socket.owner() == socket.group() == "edged"
+    for folder in ("/run/edged", "/var/lib/edged", "/var/cache/edged"):
+        assert stat.S_IMODE(Path(folder).stat().st_mode) == 0o750
+        assert Path(folder).owner() == "edged"
+    path = f"unix:{socket}"
+    assert running.edgectl("status", "--address", path, user="friend").returncode == 0
+    refused = running.edgectl("status", "--address", path, user="stranger", check=False)
+    assert refused.returncode == 2
+    assert "join the group" in refused.stderr
+
+
+def test_a_reload_takes_over_what_it_can_and_loses_no_stream(running):
+    with Client(ADDRESS) as client:
+        stream = iter(client.generate("Once upon a time", max_tokens=60, **LONG))
+        next(event for event in stream if isinstance(event, Chunk))
+        running.configure(log={"level": "debug"}, queue={"capacity": 3})
+        run("systemctl", "reload", "edged")
+        assert running.property("ActiveState") == "active"
+        assert "a restart is needed for queue.capacity" in running.property("StatusText")
+        assert list(stream)[-1].usage.generated_tokens == 60
+    running.configure()
+    run("systemctl", "reload", "edged")
+    Path("/etc/edged/edged.yaml").write_text("nonsense: 1\n")
+    run("systemctl", "reload", "edged")
+    assert "reload refused" in running.property("StatusText")
+    assert running.status()["state"] == "serving"
+    running.configure()
+
+
+def test_stopping_drains(running):
+    with Client(ADDRESS) as client:
+        stream = iter(client.generate("Once upon a time", max_tokens=80, **LONG))
+        next(event for event in stream if isinstance(event, Chunk))
+        with ThreadPoolExecutor(1) as pool:
+            rest = pool.submit(lambda: list(stream))
+            running.stop()
+            last = rest.result(60)[-1]
+        assert isinstance(last, Finished)
+        assert last.usage.generated_tokens == 80
+    assert running.property("Result") == "success"
+    assert not Path("/run/edged").exists()
+
+
+def test_a_waiting_client_bridges_a_restart(running):
+    with Client(ADDRESS, wait_for_ready=True) as client:
+        assert client.generate("Hello", max_tokens=2, **LONG).answer()
+        with ThreadPoolExecutor(1) as pool:
+            restart = pool.submit(run, "systemctl", "restart", "edged")
+            while running.property("ActiveState") == "active":
+                time.sleep(0.01)
+            client.wait_ready(30)
+            answer = client.generate("Hello", max_tokens=4, timeout=60, **LONG).answer()
+            restart.result(60)
+        assert answer.finished.usage.generated_tokens == 4
+
+
+def test_a_frozen_engine_is_ended_by_the_daemon_and_is_back(running):
+    restarts = running.property("NRestarts")
+    engine = running.status()["engine_pid"]
+    os.kill(engine, signal.SIGSTOP)
+    began = time.monotonic()
+    while running.edgectl("status", check=False).returncode == 0:
+        assert time.monotonic() - began < BACK_SECONDS
+        time.sleep(0.1)
+    running.wait_serving(BACK_SECONDS - (time.monotonic() - began))
+    status = running.status()
+    assert status["engine_pid"] != engine
+    assert "no sign of life" in status["last_error"]
+    assert running.property("NRestarts") == restarts, "the daemon stayed"
+
+
+def test_a_frozen_daemon_is_ended_by_systemd_and_is_back(running):
+    restarts = int(running.property("NRestarts"))
+    status = running.status()
+    os.kill(status["daemon_pid"], signal.SIGSTOP)
+    began = time.monotonic()
+    while int(running.property("NRestarts")) == restarts:
+        assert time.monotonic() - began < BACK_SECONDS
+        time.sleep(0.1)
+    running.wait_serving(BACK_SECONDS)
+    assert any("Watchdog timeout" in text for text in running.journal())
+    assert not Path(f"/proc/{status['engine_pid']}").exists(), "no engine outlives its daemon"
+
+
+@pytest.mark.parametrize("which", ["daemon_pid", "engine_pid"])
+def test_a_killed_process_comes_back(running, which):
+    status = running.status()
+    os.kill(status[which], signal.SIGKILL)
+    end = time.monotonic() + BACK_SECONDS
+    while time.monotonic() < end:
+        done = running.edgectl("status", "--json", check=False)
+        if done.returncode == 0 and running.status()[which] != status[which]:
+            break
+        time.sleep(0.05)
+    running.wait_serving(1)
+
+
+def test_a_refused_configuration_is_not_tried_again(service):
+    service.stop()
+    run("systemctl", "reset-failed", "edged", check=False)
+    service.configure(memory={"budget": "300MiB"})
+    assert run("systemctl", "start", "edged", check=False).returncode
+    assert service.property("ActiveState") == "failed"
+    assert service.property("ExecMainStatus") == "78"
+    assert service.property("NRestarts") == "0"
+    assert "300.00 MiB" in run("systemctl", "status", "edged", check=False).stdout
+
+
+def test_a_second_crash_loop_ends_as_failed_with_a_status_that_says_why(service, torch_file):
+    hidden = torch_file.with_suffix(".off")
+    torch_file.rename(hidden)
+    service.stop()
+    Path("/var/cache/edged/crash-loop").unlink(missing_ok=True)
+    try:
+        run("systemctl", "reset-failed", "edged", check=False)
+        service.configure()
+        run("systemctl", "start", "--no-block", "edged")
+        end = time.monotonic() + 90
+        while service.property("ActiveState") != "failed":
+            assert time.monotonic() < end, service.journal()[-5:]
+            time.sleep(0.2)
+        assert service.property("NRestarts") == "1"
+        assert service.property("ExecMainStatus") == "76"
+        shown = run("systemctl", "status", "edged", check=False).stdout
+        assert "the engine ended 6 times in a row" in shown
+        assert "No module named 'torch'" in shown
+    finally:
+        hidden.rename(torch_file)
+        run("systemctl", "reset-failed", "edged", check=False)
+    service.start()
+
+
+def test_edgectl_installs_and_uninstalls_the_service(service):
+    unit = Path("/etc/systemd/system/edged.service")
+    home = run("/srv/edged/.venv/bin/python", "-m", "edged.cli", "service", "install", check=False)
+    if os.path.realpath("/srv/edged/.venv/bin/python").startswith("/root"):
+        assert home.returncode
+        assert "ProtectHome" in home.stderr
+        assert not unit.exists()
+    done = run("edgectl", "service", "install", "--hardware", "cpu", "--now")
+    assert f"wrote {unit}" in done.stdout
+    assert "/etc/edged/edged.yaml" not in done.stdout, "a configuration that is there stays"
+    service.wait_serving(30)
+    assert run("systemctl", "is-enabled", "edged").stdout.strip() == "enabled"
+    done = run("edgectl", "service", "uninstall")
+    assert f"removed {unit}" in done.stdout
+    assert not unit.exists()
+    assert Path("/etc/edged/edged.yaml").exists()
+
+
+def test_the_package_goes_without_a_trace_but_the_models(service):
+    service.start()
+    run("dpkg", "--purge", "edged")
+    assert service.property("ActiveState") == "inactive"
+    assert not Path("/opt/edged/bin").exists()
+    assert not Path("/etc/edged").exists()
+    assert Path("/var/lib/edged").is_dir()
+    assert subprocess.run(["which", "edgectl"], check=False, capture_output=True).returncode
