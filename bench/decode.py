@@ -1,0 +1,156 @@
+"""Whole decode steps on a GPU: MiniCPM4-8B's shape, random bf16 weights, batch 1, beside the ceilings of the same run.
+
+    python bench/decode.py [--json FILE]
+
+`bf16_step_4k_bandwidth` is what the step must read (weights, and KV at 4K) over its time and over the bandwidth of a
+device copy. `host_vs_step` is how much longer a step of the executor takes than its graph alone, over the graph: what the
+host does between two launches. Needs an NVIDIA GPU with 24 GiB, torch with CUDA and PyCUDA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+    from _random_model import RandomModel
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+
+from _report import add_json_option, environment, report  # noqa: E402 - the path is set above
+
+BOUNDS = {
+    "bf16_step_4k_bandwidth": (">=", 0.70),
+    "bf16_step_128k_vs_4k": ("<=", 1.25),
+    "host_vs_step": ("<=", 0.08),
+}
+_ROUNDS = 100
+
+
+def measure(model: RandomModel, ceilings: dict[str, float]) -> dict[str, float]:
+    """All figures; times in milliseconds, bandwidths as shares of the ceiling."""
+    copy = ceilings["copy_bytes_per_s"]
+    figures: dict[str, float] = {}
+    a = model.plan.architecture
+    for name, length in (("4k", 4096), ("32k", 32768), ("128k", 131072)):
+        figures[f"bf16_step_{name}_ms"] = model.replay_ms(1, length - 1)
+    kv = 2 * a.layers * a.kv_width * 2 * 4096
+    moved = model.weight_bytes + kv
+    seconds = figures["bf16_step_4k_ms"] * 1e-3
+    figures["bf16_step_4k_bandwidth"] = moved / seconds / copy
+    figures["bf16_step_128k_vs_4k"] = figures["bf16_step_128k_ms"] / figures["bf16_step_4k_ms"]
+    figures.update(_host(model, figures["bf16_step_4k_ms"]))
+    figures.update(_linears(model, copy))
+    return figures
+
+
+def _host(model: RandomModel, graph_ms: float) -> dict[str, float]:
+    """Steps one after the other, as an engine makes them: each needs the token of the one before."""
+    times = []
+    token = 1
+    for position in range(4096 - _ROUNDS, 4096):
+        begin = time.perf_counter()
+        token = int(model.step(model.batch(np.array([token], np.int32), position))[0])
+        times.append(time.perf_counter() - begin)
+    step_ms = statistics.median(times) * 1e3
+    return {
+        "bf16_step_4k_with_host_ms": step_ms,
+        "host_vs_step": (step_ms - graph_ms) / graph_ms,
+        "tokens_per_second_4k": 1e3 / step_ms,
+    }
+
+
+def _linears(model: RandomModel, copy: float) -> dict[str, float]:
+    """Every linear of the model in one graph, by our kernel and by cuBLAS."""
+    import torch
+    from _random_model import median_ms
+
+    from plugins_trt.contract import DeviceArray
+    from plugins_trt.skinny_linear.contract import SkinnyLinear
+
+    of = DeviceArray.of
+    decoder = model._decoder  # noqa: SLF001 - what a step runs
+    multiply = model._kernels.linear  # noqa: SLF001
+    layers = [
+        part for layer in decoder.layers for part in (layer.qkv, layer.output, layer.gate_up, layer.down)
+    ]
+    layers.append(decoder.head)
+    size = sum(layer.weight.nbytes for layer in layers)
+    figures = {}
+    for rows in (1, 4, 8, 16):
+        inputs: dict[int, torch.Tensor] = {}
+        outs: dict[int, torch.Tensor] = {}
+        for layer in layers:
+            outputs, width = layer.weight.shape
+            for made, columns in ((inputs, width), (outs, outputs)):
+                if columns not in made:
+                    made[columns] = torch.randn(rows, columns, device="cuda").bfloat16()
+        torch.cuda.synchronize()
+
+        def ours(inputs: dict[int, torch.Tensor] = inputs, outs: dict[int, torch.Tensor] = outs) -> None:
+            for layer in layers:
+                outputs, width = layer.weight.shape
+                multiply(SkinnyLinear(of(inputs[width]), of(layer.weight), of(outs[outputs])))
+
+        def cublas(inputs: dict[int, torch.Tensor] = inputs, outs: dict[int, torch.Tensor] = outs) -> None:
+            for layer in layers:
+                outputs, width = layer.weight.shape
+                torch.mm(inputs[width], layer.weight.t(), out=outs[outputs])
+
+        for name, work in (("ours", ours), ("cublas", cublas)):
+            replay = model.gpu.capture(work)
+            ms = median_ms(model.gpu.torch_stream, replay, 20)
+            figures[f"linears_{rows}_{name}_ms"] = ms
+            figures[f"linears_{rows}_{name}_bandwidth"] = size / (ms * 1e-3) / copy
+    return figures
+
+
+def main() -> int:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_json_option(parser)
+    options = parser.parse_args()
+
+    import torch
+    from _random_model import open_model
+    from attention import ceilings
+
+    model = open_model()
+    surroundings = environment(device=torch.cuda.get_device_name(), cuda=torch.version.cuda)
+    figures = ceilings(model.gpu.torch_stream)
+    figures.update(measure(model, figures))
+    model.close()
+    return finish(figures, surroundings, BOUNDS, options.json)
+
+
+def finish(
+    figures: dict[str, float],
+    surroundings: dict[str, object],
+    bounds: dict[str, tuple[str, float]],
+    file: Path | None,
+) -> int:
+    """Print, write, and say what missed its bound."""
+    wanted = {name: f"{sign} {bound}" for name, (sign, bound) in bounds.items()}
+    report(figures, surroundings, file=file, bounds=wanted, notes=[str(surroundings["device"])])
+    missed = [
+        name
+        for name, (sign, bound) in bounds.items()
+        if not (figures[name] >= bound if sign == ">=" else figures[name] <= bound)
+    ]
+    if missed:
+        print(f"missed: {', '.join(missed)}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
