@@ -15,6 +15,7 @@ _REASONS = {
     inference_pb2.FINISH_REASON_STOP_STRING: "stop_string",
     inference_pb2.FINISH_REASON_STOP_TOKEN: "stop_token",
     inference_pb2.FINISH_REASON_LENGTH: "length",
+    inference_pb2.FINISH_REASON_CONSTRAINT: "constraint",
 }
 
 
@@ -84,7 +85,8 @@ class Timings:
 class Finished:
     """The answer is complete; ``text`` is its last piece.
 
-    ``reason`` is ``end_of_sequence``, ``stop_string``, ``stop_token`` or ``length``.
+    ``reason`` is ``end_of_sequence``, ``stop_string``, ``stop_token``, ``length`` or ``constraint`` (the answer has the
+    form that was asked for, and nothing could follow).
     """
 
     reason: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, Union
 
 from edged.client.chat import CHAT_OPTIONS, ChatOptions, put_chat
@@ -47,6 +48,12 @@ class GenerateOptions(ChatOptions, total=False):
     ignore_eos: bool
     keep_special_tokens: bool
     priority: int
+    session: str
+    json_schema: Mapping[str, Any] | bool | str | None
+    regex: str | None
+    lark: str | None
+    choice: Sequence[str] | None
+    ready_made: str | None
 
 
 _SAMPLING = (
@@ -77,6 +84,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.
     _put_prompt(request, prompt, options)
     set_field(request, "model", options.get("model"))
     set_field(request, "priority", options.get("priority"))
+    set_field(request, "session", options.get("session"))
     set_field(request, "keep_special_tokens", options.get("keep_special_tokens"))
     for name in _SAMPLING:
         set_field(request.sampling, name, options.get(name))
@@ -84,10 +92,39 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.
     set_field(request.stops, "max_tokens", options.get("max_tokens"))
     set_field(request.stops, "min_tokens", options.get("min_tokens"))
     set_field(request.stops, "ignore_eos", options.get("ignore_eos"))
+    _put_constraint(request, options)
     stop = options.get("stop", ())
     extend_field(request.stops, "strings", (stop,) if isinstance(stop, str) else stop)
     extend_field(request.stops, "token_ids", options.get("stop_token_ids", ()))
     return request
+
+
+_CONSTRAINTS = ("json_schema", "regex", "lark", "choice", "ready_made")
+
+
+def _put_constraint(request: inference_pb2.GenerateRequest, options: GenerateOptions) -> None:
+    """The form of the answer.
+
+    Raises:
+        InvalidArgumentError: There are several, or one that cannot be sent.
+    """
+    given = [name for name in _CONSTRAINTS if options.get(name) is not None]
+    if len(given) > 1:
+        raise InvalidArgumentError(
+            f"{' and '.join(given)} are both given; an answer has one form", field=given[1]
+        )
+    for name in given:
+        value = options.get(name)
+        if name == "choice":
+            request.choice.SetInParent()  # an empty one is refused, and not left out
+            extend_field(request.choice, "texts", value)  # type: ignore[arg-type]
+        elif name == "json_schema" and not isinstance(value, str):
+            try:
+                set_field(request, name, json.dumps(value, ensure_ascii=False, allow_nan=False))
+            except (TypeError, ValueError, RecursionError) as error:
+                raise InvalidArgumentError(f"json_schema is no JSON: {error}", field=name) from None
+        else:
+            set_field(request, name, value)
 
 
 def _put_bias(sampling: types_pb2.Sampling, options: GenerateOptions) -> None:

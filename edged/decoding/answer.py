@@ -14,6 +14,7 @@ END_OF_SEQUENCE = "end_of_sequence"
 STOP_TOKEN = "stop_token"  # noqa: S105 - a finish reason
 STOP_STRING = "stop_string"
 LENGTH = "length"
+CONSTRAINT = "constraint"
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Finish:
     """Why and with what an answer ended.
 
     Attributes:
-        reason: ``end_of_sequence``, ``stop_token``, ``stop_string`` or ``length``.
+        reason: ``end_of_sequence``, ``stop_token``, ``stop_string``, ``length`` or ``constraint``.
         text: Text that had been held back and became final with the end.
         matched_stop: The stop string that was found.
         matched_token_id: The token that ended the answer.
@@ -59,6 +60,11 @@ class Answer:
         self._token_ids = frozenset(stops.token_ids)
         self._matcher = StopMatcher(stops.strings) if stops.strings else None
 
+    @property
+    def ended(self) -> bool:
+        """Whether it takes no more tokens."""
+        return self.finish is not None
+
     def accept(self, token_id: int) -> str:
         """Take the next drawn token; return the text that became final with it.
 
@@ -82,6 +88,11 @@ class Answer:
         if self.generated >= self._stops.max_tokens:
             self._end(LENGTH, None)
         return text
+
+    def complete(self) -> None:
+        """The answer has the form that was asked for, and nothing can follow; without effect if it has ended."""
+        if self.finish is None:
+            self._end(CONSTRAINT, None)
 
     def _end(self, reason: str, token_id: int | None) -> None:
         """Set ``finish`` with all text that is left, unless that text completes a stop string."""

@@ -16,7 +16,10 @@ What a token stands for is known beforehand, so a token costs a look-up and the 
 from __future__ import annotations
 
 import codecs
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 _NEW_UTF8_DECODER = codecs.getincrementaldecoder("utf-8")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -47,16 +50,25 @@ class Detokenizer:
     Args:
         texts: What the tokens stand for.
         skip_special_tokens: Leave special tokens out.
+        keep: Special tokens that stay in the text all the same.
+        from_the_start: The text is one of its own, so one space at its start is dropped where the tokenizer adds one.
     """
 
     __slots__ = ("_bytes", "_decoder", "_skipped", "_strip", "_texts")
 
-    def __init__(self, texts: TokenTexts, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        texts: TokenTexts,
+        *,
+        skip_special_tokens: bool = True,
+        keep: Collection[int] = (),
+        from_the_start: bool = True,
+    ) -> None:
         self._texts = texts
-        self._skipped = texts.special_token_ids if skip_special_tokens else frozenset[int]()
+        self._skipped = texts.special_token_ids - frozenset(keep) if skip_special_tokens else frozenset[int]()
         self._decoder = None if texts.has_byte_fallback else _NEW_UTF8_DECODER("replace")
         self._bytes = bytearray()  # bytes since the last text token, where bytes are the fallback
-        self._strip = texts.strips_leading_space
+        self._strip = texts.strips_leading_space and from_the_start
 
     def feed(self, token_id: int) -> str:
         """Take the next token; return the text that became final."""

@@ -38,7 +38,7 @@ class BatchBuilder:
 
         Args:
             decoding: Requests that decode one token each.
-            pieces: Requests whose prompts go on, and by how many tokens.
+            pieces: Requests that go on by several known tokens, of prompts or forced, and by how many.
         """
         tokens = count = len(decoding)
         tables: list[Int32Array] = []
@@ -58,7 +58,7 @@ class BatchBuilder:
         logit_rows = list(range(count))
         for request, take in pieces:
             first, end = request.stored, request.stored + take
-            self._token_ids[tokens : tokens + take] = request.prompt[first:end]
+            self._token_ids[tokens : tokens + take] = request.tokens(first, end)
             self._positions[tokens : tokens + take] = self._counting[:take]
             self._positions[tokens : tokens + take] += first
             self._lengths[count] = first
@@ -68,7 +68,7 @@ class BatchBuilder:
             if end > request.room:
                 self._grow(request, end)
             tables.append(request.pages)
-            if end == len(request.prompt):
+            if take == request.unstored:
                 drawing.append(request)
                 logit_rows.append(tokens - 1)
                 sampling.append(request.sampling_row(end))

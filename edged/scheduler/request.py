@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from edged.decoding.answer import Answer
+    from edged.decoding.constraints.masks import AnswerGrammar
     from edged.decoding.sampling import Sampling
     from edged.executor.host_sampler import HostSampler
     from edged.memory.kv_pool import PageTable
@@ -33,6 +35,7 @@ class Request:
         tenant: Whose cached pages and sessions it may see.
         session: Name of the conversation whose pages stay pinned after it; empty for none.
         host: Draws its tokens where the device cannot.
+        grammar: The form that its answer must have; ``host`` knows it, too.
     """
 
     __slots__ = (
@@ -45,6 +48,7 @@ class Request:
         "finished_at",
         "first_token_at",
         "generated",
+        "grammar",
         "host",
         "known_pages",
         "last_token",
@@ -84,6 +88,7 @@ class Request:
         tenant: str = "",
         session: str = "",
         host: HostSampler | None = None,
+        grammar: AnswerGrammar | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt: Int32Array = np.asarray(token_ids, np.int32)  # [P]
@@ -97,6 +102,7 @@ class Request:
         self.tenant = tenant
         self.session = session
         self.host = host
+        self.grammar = grammar
         self.urgency = 0.0
         """Who goes first, given by the queue: larger is sooner, and it does not change while time passes."""
         self.started_at = 0.0
@@ -141,12 +147,37 @@ class Request:
         """Prompt tokens that are not stored yet; 0 or less when it decodes."""
         return len(self.prompt) - self.stored
 
+    @property
+    def unstored(self) -> int:
+        """Tokens of prompt and answer that are not stored yet: one where it decodes, more after forced ones."""
+        return len(self.prompt) + len(self.generated) - self.stored
+
     def accept(self, token: int) -> None:
-        """Take the token that was drawn."""
+        """Take a token that was drawn or forced."""
         self.last_token = token
         self.generated.append(token)
         if self.host is not None:
             self.host.accept(token)
+
+    def take(self, token: int) -> tuple[tuple[int, ...], str]:
+        """Take the drawn token and what its grammar forces after it, as far as the answer goes.
+
+        Returns:
+            The tokens taken, and the text that became final with them.
+        """
+        self.accept(token)
+        taken, answer, grammar = [token], self.answer, self.grammar
+        text = answer.accept(token)
+        if grammar is not None and not answer.ended:
+            # Forced tokens take no step of their own, so there are no logits to say how likely they were.
+            forced = deque(grammar.accept(token, forced=not self.sampling.logprobs))
+            while forced and not answer.ended:
+                taken.append(forced.popleft())
+                self.accept(taken[-1])
+                text += answer.accept(taken[-1])
+            if grammar.complete:
+                answer.complete()
+        return tuple(taken), text
 
     def tokens(self, start: int, end: int) -> Int32Array:
         """Its tokens from position ``start`` to ``end``, prompt or drawn, int32 [end - start]."""

@@ -77,7 +77,9 @@ class Scheduler:
         self._orders = 0
         self._next_deadline = float("inf")
         self._decoding: list[Request] = []  # of the current batch
-        self._pieces: list[tuple[Request, int]] = []  # prompts of the current batch, and their new tokens
+        self._pieces: list[
+            tuple[Request, int]
+        ] = []  # prompts and forced text of the current batch, in tokens
 
     @property
     def has_work(self) -> bool:
@@ -160,10 +162,12 @@ class Scheduler:
         self.prompt_tokens = 0
         if not self.running:
             return None
-        self._decoding = decoding = [r for r in self.running if r.stored >= len(r.prompt)]
+        self._decoding = decoding = [r for r in self.running if r.stored >= len(r.prompt) and r.unstored == 1]
         if len(decoding) < len(self.running):
-            self._pieces = self._prompt_pieces(len(decoding))
-            self.prompt_tokens = sum(tokens for _, tokens in self._pieces)
+            forced = self._forced_pieces(len(decoding))
+            prompts = self._prompt_pieces(len(decoding) + sum(tokens for _, tokens in forced))
+            self.prompt_tokens = sum(tokens for _, tokens in prompts)
+            self._pieces = forced + prompts
         batch, self.drawing = self._builder.build(decoding, self._pieces)
         return batch
 
@@ -205,6 +209,17 @@ class Scheduler:
             if saved != host.slots - host.slots_free:
                 raise AssertionError("host memory holds what no suspended request has")
 
+    def _forced_pieces(self, streams: int) -> list[tuple[Request, int]]:
+        """Answers that go on by more than one token, because a constraint forces what follows, and by how many."""
+        answers = [r for r in self.running if r.stored >= len(r.prompt) and r.unstored > 1]
+        left = self.limits.max_step_tokens - streams - len(answers)
+        pieces = []
+        for request in answers:
+            more = min(request.unstored - 1, left)
+            left -= more
+            pieces.append((request, 1 + more))
+        return pieces
+
     def _prompt_pieces(self, streams: int) -> list[tuple[Request, int]]:
         """Which prompts go on beside ``streams`` streams, and by how many tokens."""
         budget = min(self._prefill_chunk, self.limits.max_step_tokens - streams)
@@ -221,7 +236,7 @@ class Scheduler:
                     continue  # another one computes the very page; it is adopted when it is there
                 begun.add(digest)
             prefilling.append(request)
-        return share_prompt_tokens(prefilling, budget)
+        return share_prompt_tokens(prefilling, budget) if prefilling else []
 
     def _check(self, request: Request) -> None:
         """Refuse what could never run."""

@@ -15,6 +15,7 @@ _REASONS = {
     "stop_string": inference_pb2.FINISH_REASON_STOP_STRING,
     "stop_token": inference_pb2.FINISH_REASON_STOP_TOKEN,
     "length": inference_pb2.FINISH_REASON_LENGTH,
+    "constraint": inference_pb2.FINISH_REASON_CONSTRAINT,
 }
 
 

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from edged.decoding.answer import Answer
+from edged.decoding.constraints.masks import GrammarCompiler
 from edged.decoding.detokenizer import Detokenizer
 from edged.decoding.host_options import make_host_sampler
 from edged.errors import Code, EdgedError, InvalidArgumentError, UnsupportedError
@@ -91,6 +92,7 @@ class ModelRunner:
         self._steps = 0
         self._step_seconds = 0.0
         self._speeds = SpeedBook()
+        self._grammars = GrammarCompiler(texts, self._limits.vocabulary)
 
     @property
     def has_work(self) -> bool:
@@ -144,16 +146,18 @@ class ModelRunner:
         seconds = now - before
         scheduler.stepped(seconds)
         ended = []
+        tokens = 0
         for request, token in zip(scheduler.drawing, drawn.tolist(), strict=True):
             if token == NO_TOKEN:
                 scheduler.cancel(request.request_id, now)
-                self._fail(request.request_id, Code.INVALID_ARGUMENT, _ALL_FORBIDDEN)
+                why = request.grammar.error if request.grammar is not None else ""
+                self._fail(request.request_id, Code.INVALID_ARGUMENT, why or _ALL_FORBIDDEN)
                 continue
             logprobs = self._logprobs(request)
-            request.accept(token)
             self._note_token(request, now)
-            text = request.answer.accept(token)
-            self._send(Tokens(request.request_id, (token,), text, seconds, logprobs))
+            taken, text = request.take(token)
+            self._send(Tokens(request.request_id, taken, text, seconds, logprobs))
+            tokens += len(taken)
             if request.answer.finish is not None:
                 self._send_finished(request, now)
                 ended.append(request)
@@ -161,8 +165,8 @@ class ModelRunner:
             scheduler.finish(request, now)
         self._steps += 1
         self._step_seconds = seconds
-        self._generated_tokens += len(scheduler.drawing)
-        self._speeds.generated.add(len(scheduler.drawing), now)
+        self._generated_tokens += tokens
+        self._speeds.generated.add(tokens, now)
         if scheduler.prompt_tokens:
             self._prompt_tokens += scheduler.prompt_tokens
             self._speeds.prompt.add(scheduler.prompt_tokens, now)
@@ -268,7 +272,15 @@ class ModelRunner:
             raise InvalidArgumentError(
                 "stops.strings holds an empty string: leave it out", field="stops.strings"
             )
-        detokenizer = Detokenizer(self._texts, skip_special_tokens=message.skip_special_tokens)
+        grammar = None
+        if message.grammar is not None:
+            grammar = self._grammars.start(message.grammar, message.stops.eos_token_ids)
+        detokenizer = Detokenizer(
+            self._texts,
+            skip_special_tokens=message.skip_special_tokens,
+            keep=message.kept_token_ids,
+            from_the_start=grammar is None,
+        )
         return Request(
             message.request_id,
             token_ids,
@@ -281,7 +293,8 @@ class ModelRunner:
             least_tokens=_least_tokens(message),
             tenant=message.tenant,
             session=message.session,
-            host=make_host_sampler(message.sampling, message.stops, token_ids),
+            host=make_host_sampler(message.sampling, message.stops, token_ids, grammar),
+            grammar=grammar,
         )
 
     def _logprobs(self, request: Request) -> tuple[TokenLogprobs, ...]:
@@ -370,7 +383,7 @@ def make_holdings(config: ModelConfig, executor: Executor) -> Holdings:
 def _least_tokens(message: Submit) -> int:
     """Tokens that an answer has whatever is drawn: all, where nothing but ``max_tokens`` can end it."""
     stops = message.stops
-    can_end = stops.token_ids or stops.strings or getattr(message, "constraint", None)
+    can_end = stops.token_ids or stops.strings or message.grammar
     return max(1, stops.min_tokens) if can_end else stops.max_tokens
 
 

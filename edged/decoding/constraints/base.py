@@ -1,0 +1,69 @@
+"""What a constraint is: its kinds, and its form between the processes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+JSON_SCHEMA = "json_schema"
+REGEX = "regex"
+LARK = "lark"
+CHOICE = "choice"
+READY_MADE = "ready_made"
+KINDS = (JSON_SCHEMA, REGEX, LARK, CHOICE, READY_MADE)
+
+# JSON as Python's json.dumps writes it. Free white space would let a hot model write nothing else until max_tokens.
+JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_items_in_row": 2_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 200_000,
+    "verbose_errors": False,
+}
+"""Of llguidance, for the check and for the engine: what passes there runs here in bounded time and memory."""
+
+
+class Constraint(msgspec.Struct, frozen=True):
+    """The form of one answer, as a request gives it.
+
+    Attributes:
+        kind: One of ``KINDS``.
+        text: The schema, the expression, the grammar; the texts of a choice as a JSON list; the ready-made one's name.
+    """
+
+    kind: str
+    text: str
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """A constraint that has been checked, as the engine takes it: llguidance's own JSON form."""
+
+    text: str
+
+
+def lark_grammar(lark: str) -> str:
+    """The form that llguidance takes of a grammar in Lark's syntax."""
+    return json.dumps({"grammars": [{"lark_grammar": lark}]}, ensure_ascii=False)
+
+
+def schema_grammar(schema: Any) -> str:  # noqa: ANN401 - any JSON
+    """The form that llguidance takes of a JSON schema."""
+    wrapped = schema if isinstance(schema, dict) else ({} if schema else {"not": {}})
+    guided = {**wrapped, "x-guidance": JSON_LAYOUT}
+    return json.dumps({"grammars": [{"json_schema": guided}]}, ensure_ascii=False)
+
+
+def literal(text: str) -> str:
+    """A string of Lark's syntax that stands for ``text`` alone."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def choice_grammar(texts: list[str]) -> str:
+    """The form that llguidance takes of a choice between texts."""
+    return lark_grammar("start: " + " | ".join(map(literal, texts)))

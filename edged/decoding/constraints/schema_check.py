@@ -1,0 +1,172 @@
+"""What of a JSON schema can be enforced. All that cannot is refused by name, before any token.
+
+llguidance enforces the keywords below exactly. It refuses some others itself, but takes keywords that it does not know
+for annotations; here everything that is neither enforced nor an annotation is refused with its place in the schema.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from edged.errors import InvalidArgumentError
+
+ENFORCED = frozenset(
+    {
+        "type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "$defs", "definitions", "properties",
+        "additionalProperties", "patternProperties", "required", "minProperties", "maxProperties", "items",
+        "prefixItems", "minItems", "maxItems", "minLength", "maxLength", "pattern", "format", "minimum", "maximum",
+        "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
+    }
+)  # fmt: skip
+ANNOTATIONS = frozenset(
+    {
+        "title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly", "$id",
+        "$schema", "$anchor",
+    }
+)  # fmt: skip
+FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+DEEPEST = 64
+
+_ONE = ("additionalProperties", "items")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+
+
+def refuse(where: str, what: str) -> InvalidArgumentError:
+    """An error that names a place of the schema."""
+    return InvalidArgumentError(f"json_schema: {where} {what}", field="json_schema")
+
+
+def read_schema(text: str) -> Any:  # noqa: ANN401 - any JSON
+    """Parse and check a schema.
+
+    Raises:
+        InvalidArgumentError: It is no JSON, nested too deeply, holds a keyword that cannot be enforced, or no finite JSON
+            fits it.
+    """
+    try:
+        schema = json.loads(text)
+    except RecursionError:
+        raise refuse("$", f"is nested too deeply; {DEEPEST} levels are allowed") from None
+    except ValueError as error:
+        raise refuse("$", f"is no JSON: {error}; give the JSON text of a schema") from None
+    if not isinstance(schema, dict | bool):
+        raise refuse("$", f"is {json.dumps(schema)[:60]}; give an object, true or false")
+    _check(schema, "$", DEEPEST)
+    if schema is False:
+        raise refuse("$", "is false, which no JSON fits")
+    try:
+        finite = _Finiteness(schema).of(schema)
+    except RecursionError:
+        raise refuse("$", "has too long a chain of references; make it shorter") from None
+    except (TypeError, AttributeError):
+        finite = True  # a keyword has a value of a wrong type, which llguidance names
+    if not finite:
+        raise refuse(
+            "$", "asks for JSON without an end: it comes back to itself through required parts alone"
+        )
+    return schema
+
+
+def _check(schema: Any, where: str, depth: int) -> None:  # noqa: ANN401
+    """Look at every keyword of a schema and of the schemas inside it."""
+    if isinstance(schema, bool):
+        return
+    if not isinstance(schema, dict):
+        raise refuse(where, f"is {json.dumps(schema)[:60]}; a schema is an object, true or false")
+    if depth == 0:
+        raise refuse(where, f"is nested too deeply; {DEEPEST} levels are allowed")
+    for key, value in schema.items():
+        path = f"{where}.{key[:100]}"
+        if key not in ENFORCED and key not in ANNOTATIONS:
+            raise refuse(
+                path, "cannot be enforced; leave it out or say it in other words (docs/generation.md)"
+            )
+        if key == "format" and value not in FORMATS:
+            raise refuse(path, f"is {json.dumps(value)[:60]}; these can be enforced: {', '.join(FORMATS)}")
+        for name, part in _parts(key, value, path):
+            _check(part, name, depth - 1)
+
+
+def _parts(key: str, value: Any, path: str) -> list[tuple[str, Any]]:  # noqa: ANN401
+    """The schemas inside a keyword's value, with their places."""
+    if key in _LISTS or (key == "items" and isinstance(value, list)):
+        if not isinstance(value, list):
+            raise refuse(path, "must be a list of schemas")
+        return [(f"{path}[{index}]", each) for index, each in enumerate(value)]
+    if key in _ONE:
+        return [(path, value)]
+    if key in _MAPS:
+        if not isinstance(value, dict):
+            raise refuse(path, "must be an object of schemas")
+        return [(f"{path}.{name[:100]}", each) for name, each in value.items()]
+    return []
+
+
+class _Finiteness:
+    """Whether some finite JSON fits a schema, as far as references go: the least fixed point over all of its parts.
+
+    Args:
+        root: The schema that references start from.
+    """
+
+    def __init__(self, root: Any) -> None:  # noqa: ANN401
+        self._root = root
+        self._known: dict[int, bool] = {}  # by id of the part: those found finite
+        changed = True
+        while changed:
+            before = len(self._known)
+            self._visited: set[int] = set()
+            self.of(root)
+            changed = len(self._known) > before
+
+    def of(self, schema: Any) -> bool:  # noqa: ANN401
+        """Whether finite JSON fits ``schema``, a part of the root."""
+        if not isinstance(schema, dict):
+            return bool(schema)
+        if id(schema) in self._known:
+            return True
+        if id(schema) in self._visited:
+            return False
+        self._visited.add(id(schema))
+        if all(part(schema) for part in (self._reference, self._combined, self._object, self._array)):
+            self._known[id(schema)] = True
+            return True
+        return False
+
+    def _reference(self, schema: dict[str, Any]) -> bool:
+        reference = schema.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return True  # llguidance refuses what it cannot resolve
+        target = self._root
+        for part in reference[1:].split("/")[1:]:
+            key = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(target, dict) and key in target:
+                target = target[key]
+            elif isinstance(target, list) and key.isdecimal() and int(key) < len(target):
+                target = target[int(key)]
+            else:
+                return True
+        return self.of(target)
+
+    def _combined(self, schema: dict[str, Any]) -> bool:
+        choices = [schema[key] for key in ("anyOf", "oneOf") if schema.get(key)]
+        return all(any(self.of(each) for each in choice) for choice in choices) and all(
+            self.of(each) for each in schema.get("allOf", ())
+        )
+
+    def _object(self, schema: dict[str, Any]) -> bool:
+        if schema.get("type") != "object":
+            return True
+        properties, needed = schema.get("properties", {}), schema.get("required", ())
+        return all(self.of(properties[name]) for name in needed if name in properties)
+
+    def _array(self, schema: dict[str, Any]) -> bool:
+        least = schema.get("minItems", 0)
+        if schema.get("type") != "array" or not isinstance(least, int):
+            return True
+        first = schema.get("prefixItems", [])
+        return all(self.of(each) for each in first[:least]) and (
+            least <= len(first) or self.of(schema.get("items", True))
+        )
