@@ -71,7 +71,14 @@ class TorchExecutor(Executor):
         return self._limits
 
     def load(self, progress: Progress) -> None:
-        """Allocate everything, then read the weights into their places."""
+        """Allocate everything, then read the weights into their places; when that fails, nothing stays."""
+        try:
+            self._load(progress)
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self, progress: Progress) -> None:
         torch.set_num_threads(self._threads)
         plan = self.plan
         device = torch.device(plan.device)
