@@ -1,0 +1,98 @@
+"""The budget of models on a GPU: computed without one, from the list that the executor allocates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edged.errors import LedgerError
+from edged.memory.buffers import ModelPlan, step_buffers, weight_buffers
+from edged.memory.cuda_buffers import StepLayout, attention_workspace, bucket_sizes
+from edged.memory.cuda_ledger import CUDA_CONTEXT, CUDA_RUNTIME, cuda_sampling_scratch, graph_bytes
+from edged.memory.ledger import DEVICE, HOST, make_ledger, model_bytes, model_rows
+from edged.models.architecture import Architecture
+from plugins_trt.contract import SelectionRule
+
+MINICPM4 = {
+    "model_type": "minicpm",
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 16384,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "vocab_size": 73448,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "scale_emb": 12,
+    "scale_depth": 1.4,
+    "dim_model_base": 256,
+}
+GIB = 2**30
+PLAN = ModelPlan(
+    Architecture.from_config(MINICPM4),
+    dtype="bfloat16",
+    context_length=131072,
+    max_sequences=1,
+    prefill_chunk=2048,
+    device="cuda",
+    selection=SelectionRule(),
+)
+
+
+def test_rows_are_the_bytes_of_the_buffers_and_all_lie_on_the_device():
+    for plan in (PLAN, replace(PLAN, selection=None), replace(PLAN, max_sequences=7, dtype="float16")):
+        rows = model_rows(plan)
+        held = sum(spec.nbytes for spec in (*weight_buffers(plan), *step_buffers(plan)))
+        assert sum(row.bytes for row in rows) == held + graph_bytes(plan) + cuda_sampling_scratch(plan)
+        assert {row.place for row in rows} == {DEVICE}
+
+
+def test_the_arithmetic_of_minicpm4():
+    rows = {row.name: row.bytes for row in model_rows(PLAN)}
+    assert rows["weights"] == 2 * 8_185_253_888
+    assert rows["KV pages"] == 131072 * 32 * 1024
+    # A fine key for 16 tokens, a coarse one for 64.
+    assert rows["compressed keys"] == rows["KV pages"] // 2 // 16 + rows["KV pages"] // 2 // 64
+    assert "compressed keys" not in {row.name for row in model_rows(replace(PLAN, selection=None))}
+
+
+def test_scratch_is_enough_for_every_smaller_device():
+    planned = {spec.name: spec for spec in step_buffers(PLAN)}["attention_workspace"].nbytes
+    for multiprocessors in (8, 16, 46, 132, 188):
+        for tokens in bucket_sizes(PLAN):
+            assert attention_workspace(PLAN, tokens, multiprocessors) <= planned
+
+
+def test_the_parts_of_a_steps_data_do_not_overlap():
+    layout = StepLayout.of(replace(PLAN, max_sequences=5))
+    places = list(vars(layout).values())
+    assert places == sorted(places)
+    assert all(place % 4 == 0 for place in places)
+    assert layout.words - layout.tables >= 5 * 2048
+
+
+def test_a_gpu_with_its_own_memory_is_a_second_limit():
+    ledger = make_ledger({"m": PLAN}, budget=100 * GIB, host=GIB, device_memory=24 * GIB)
+    assert ledger.fits
+    assert ledger.device_total == model_bytes(PLAN) + CUDA_CONTEXT
+    assert ledger.total == ledger.device_total + CUDA_RUNTIME + GIB
+    assert {row.name for row in ledger.rows if row.place == HOST} == {"engine process", "daemon process"}
+
+    short = make_ledger({"m": PLAN}, budget=100 * GIB, host=GIB, device_memory=19 * GIB)
+    assert not short.fits
+    with pytest.raises(LedgerError, match=r"needed on the GPU, which has 19\.00 GiB") as caught:
+        short.check()
+    context = int(caught.value.message.split("context_length of at most ")[1].split()[0])
+    fitting = replace(PLAN, context_length=context)
+    assert make_ledger({"m": fitting}, budget=100 * GIB, host=GIB, device_memory=19 * GIB).fits
+
+
+def test_one_memory_for_both_is_one_limit():
+    """On a Jetson the device's rows come out of the same budget."""
+    ledger = make_ledger({"m": PLAN}, budget=100 * GIB, host=GIB)
+    assert make_ledger({"m": PLAN}, budget=ledger.total, host=GIB).fits
+    assert not make_ledger({"m": PLAN}, budget=ledger.total - 1, host=GIB).fits
