@@ -8,6 +8,7 @@ Supported dtypes of weights, activations and KV: bfloat16 and float16; sums are 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -101,7 +102,15 @@ class CudaExecutor(Executor):
         return self._buckets
 
     def load(self, progress: Progress) -> None:
-        """Allocate everything, read the weights into their places, capture every bucket."""
+        """Allocate everything, read the weights into their places, capture every bucket; if that fails, nothing stays."""
+        try:
+            self._load(progress)
+        except BaseException:
+            with suppress(Exception):  # what went wrong first is what matters
+                self.close()
+            raise
+
+    def _load(self, progress: Progress) -> None:
         plan = self.plan
         self.device = _open_gpu() if self._open_device is None else self._open_device()
         if self.device.multiprocessors > MULTIPROCESSORS:

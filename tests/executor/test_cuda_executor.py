@@ -13,7 +13,7 @@ from host_device import HostDevice
 from safetensors.numpy import save_file
 
 from edged.config import AttentionConfig, ModelConfig
-from edged.errors import UnsupportedError
+from edged.errors import CheckpointError, UnsupportedError
 from edged.executor.base import SamplingRow
 from edged.executor.cuda_executor import CudaExecutor
 from edged.executor.host_sampler import HostOptions, HostSampler
@@ -335,6 +335,18 @@ def test_buckets_are_powers_of_two_and_the_longest_step():
     assert bucket_sizes(plan(2048, 1))[-2:] == (2048, 2064)
     assert bucket_sizes(plan(8192, 4))[-2:] == (2048, 8208)
     assert [logit_rows(plan(2048, 5), tokens) for tokens in (1, 4, 2048)] == [1, 4, 8]
+
+
+def test_a_checkpoint_that_does_not_load_leaves_nothing(folders, tmp_path):
+    bad = write_model(tmp_path / "bad", {**SMALL, "num_hidden_layers": 1})
+    (bad / "config.json").write_text((folders["small"] / "config.json").read_text())
+    executor = CudaExecutor(
+        ModelConfig(name="m", path=bad, device="cuda", dtype="bfloat16", **SETTINGS), HostDevice
+    )
+    with pytest.raises(CheckpointError, match="missing"):
+        executor.load(lambda *_: None)
+    assert executor.buffers == {}
+    assert not hasattr(executor, "device")
 
 
 def test_what_the_kernels_do_not_do_is_refused(folders, tmp_path):
