@@ -11,7 +11,7 @@ PROTOS := $(shell find protos -name '*.proto')
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-systemd check format soak kernels bench deb clean
+.PHONY: help install demo test test-systemd check format soak fuzz kernels bench deb clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -59,6 +59,12 @@ format: $(TESTS) ## Let ruff rewrite the sources
 
 soak: $(TESTS) ## The long tests
 	@$(BIN)/python -m pytest -m soak --timeout 3600
+
+fuzz: $(TESTS) ## Fuzz the readers of files for ten minutes (atheris)
+	@$(PIP) install -q -c constraints.txt -e '.[fuzz]'
+	@for target in safetensors index gguf config packed yaml; do \
+	  OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py $$target --seconds 100 || exit 1; \
+	done
 
 kernels: $(BASE) ## Compile the CUDA kernels for every target (nvcc, else NVRTC)
 	@$(BIN)/python -m plugins_trt.build

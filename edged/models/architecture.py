@@ -26,6 +26,8 @@ CONFIG_FILE = "config.json"
 GPTQ_FILE = "quantize_config.json"
 MOST_LAYERS = 1024
 """Layers that are believed; the deepest published decoders have some 130."""
+MOST_HEAD_ELEMENTS = 4096
+"""Elements of a head that are believed; published ones have up to 512."""
 _MAX_CONFIG_BYTES = 4 << 20
 
 
@@ -178,6 +180,7 @@ class Architecture:
             # The released minicpm code never scales cos and sin, whatever the context.
             attention_factor=1.0 if family.mup else None,
         )
+        rope.check(head_dim)
         if rope_scaling is not None:
             max_position = rope.reach(max_position)
             if family.mup and rope_scaling.attention_factor not in (None, 1.0):
@@ -263,6 +266,8 @@ def _head_dim(values: ConfigValues, family: Family, hidden: int, heads: int) -> 
                 "hidden_size", f"is no multiple of num_attention_heads ({heads}) and there is no head_dim"
             )
         head_dim = hidden // heads
+    if head_dim > MOST_HEAD_ELEMENTS:
+        raise values.refusal("head_dim", f"gives heads of {head_dim}: at most {MOST_HEAD_ELEMENTS} are read")
     if head_dim % 2:
         raise values.refusal("head_dim", f"gives heads of {head_dim}: rotary embeddings need an even number")
     return head_dim

@@ -139,11 +139,11 @@ class Rope:
         if attention_factor is None:
             mscale = scaling.number("mscale", default=0.0)
             all_dim = scaling.number("mscale_all_dim", default=0.0)
-            attention_factor = (
-                _yarn_scale(factor, mscale) / _yarn_scale(factor, all_dim)
-                if mscale and all_dim
-                else _yarn_scale(factor, 1.0)
-            )
+            attention_factor = _yarn_scale(factor, 1.0)
+            if mscale and all_dim:
+                # A quotient by zero becomes NaN, which check() refuses.
+                whole = _yarn_scale(factor, all_dim)
+                attention_factor = _yarn_scale(factor, mscale) / whole if whole else math.nan
         return cls(
             theta=theta,
             kind="yarn",
@@ -167,10 +167,12 @@ class Rope:
         attention_factor: float | None,
     ) -> Rope:
         factor = scaling.number("factor", above=0.0, default=max_position / original)
-        if attention_factor is None:
-            attention_factor = (
-                1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(original))
-            )
+        if attention_factor is None and factor <= 1.0:
+            attention_factor = 1.0
+        elif attention_factor is None:
+            if original < 2:
+                raise scaling.refusal("original_max_position_embeddings", "must be above 1")
+            attention_factor = math.sqrt(1.0 + math.log(factor) / math.log(original))
         return cls(
             theta=theta,
             kind="longrope",
@@ -180,6 +182,27 @@ class Rope:
             short_factor=scaling.numbers("short_factor", head_dim // 2),
             long_factor=scaling.numbers("long_factor", head_dim // 2),
         )
+
+    def check(self, head_dim: int) -> None:
+        """Refuse parameters of which no table can be made.
+
+        Raises:
+            CheckpointError: A frequency, or the factor on cos and sin, would be no positive finite number.
+        """
+        key = "rope_theta" if self.kind == "default" else "rope_scaling"
+        try:
+            with np.errstate(all="ignore"):
+                tables = [self.inverse_frequencies(head_dim, context) for context in (1, 2**31 - 1)]
+            sound = all(np.isfinite(table).all() and (table >= 0).all() for table in tables)
+        except (ArithmeticError, ValueError):  # yarn's logarithms
+            sound = False
+        if not sound:
+            raise CheckpointError(f"{key} gives rotary frequencies that are no numbers", field=key)
+        if not (math.isfinite(self.attention_factor) and self.attention_factor > 0):
+            raise CheckpointError(
+                f"{key} gives the factor {self.attention_factor} on cos and sin; it must be a positive number",
+                field=key,
+            )
 
     def reach(self, max_position: int) -> int:
         """Longest sequence that the scaling is made for, where the model's own maximum is ``max_position``."""
