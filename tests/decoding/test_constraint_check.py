@@ -1,0 +1,288 @@
+"""What a constraint may say: enforced exactly, or refused by name before any token."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sqlite3
+from pathlib import Path
+
+import jsonschema
+import llguidance
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edged.decoding.constraints.base import LIMITS
+from edged.decoding.constraints.checker import _END, _Vocabulary, check
+from edged.decoding.constraints.lark_check import endless_rule
+from edged.decoding.constraints.schema_check import read_schema
+from edged.errors import InvalidArgumentError
+
+SCHEMAS = sorted((Path(__file__).parent.parent / "daemon" / "schemas").glob("*.json"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    wrapper = llguidance.TokenizerWrapper(_Vocabulary())
+    return llguidance.LLTokenizer(wrapper, n_vocab=len(_Vocabulary.tokens), eos_token=_END)
+
+
+def walks(grammar, tokenizer, count, seed=0, most=400):
+    """Random answers of a grammar: texts, and whether each came to its end."""
+    generator = random.Random(seed)
+    start = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=llguidance.LLParserLimits(**LIMITS))
+    for _ in range(count):
+        matcher, taken = start.deep_copy(), []
+        while len(taken) < most and not matcher.is_stopped():
+            mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            assert not matcher.is_error(), matcher.get_error()
+            allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()
+            token = _END if _END in allowed and generator.random() < 0.5 else generator.choice(allowed)
+            if token == _END:
+                break
+            assert matcher.consume_token(token)
+            taken.append(token)
+        text = b"".join(_Vocabulary.tokens[token] for token in taken).decode(errors="replace")
+        yield text, len(taken) < most
+
+
+@pytest.mark.parametrize("path", SCHEMAS, ids=lambda path: path.stem)
+def test_whatever_is_drawn_fits_the_schema(path, tokenizer):
+    schema = json.loads(path.read_text())
+    validator = jsonschema.Draft202012Validator(
+        schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+    )
+    grammar = check("json_schema", path.read_text(), tokenizer)
+    ended = 0
+    for text, end in walks(grammar, tokenizer, 8):
+        if end:
+            ended += 1
+            validator.validate(json.loads(text))
+    assert ended
+
+
+def test_there_are_schemas_enough():
+    assert len(SCHEMAS) >= 40
+
+
+@pytest.mark.parametrize("kind", ["date", "date-time"])
+def test_dates_are_real_days(kind, tokenizer):
+    february = json.dumps({"type": "string", "format": kind, "pattern": "^[0-9]{4}-02-(28|29)"})
+    days = [
+        json.loads(text)[:10]
+        for text, end in walks(check("json_schema", february, tokenizer), tokenizer, 80)
+        if end
+    ]
+    for day in days:
+        jsonschema.Draft202012Validator.FORMAT_CHECKER.check(day, "date")
+    assert {day[-2:] for day in days} == {"28", "29"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"properties": {"a": {"uniqueItems": True}}}, r"\$\.properties\.a\.uniqueItems cannot be enforced"),
+        ({"anyOf": [{}, {"not": {}}]}, r"\$\.anyOf\[1\]\.not cannot"),
+        ({"if": {}, "then": {}}, r"\$\.if cannot"),
+        ({"items": {"contains": {}}}, r"\$\.items\.contains cannot"),
+        ({"dependentRequired": {}}, "dependentRequired cannot"),
+        ({"propertyNames": {}}, "propertyNames cannot"),
+        ({"unevaluatedProperties": False}, "unevaluatedProperties cannot"),
+        ({"type": "string", "minimumLength": 3}, "minimumLength cannot"),
+        ({"x-guidance": {"lenient": True}}, "x-guidance cannot"),
+        ({"type": "string", "format": "iri"}, 'format is "iri"; these can be enforced: date-time'),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf cannot be enforced"),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum"),
+        ({"enum": []}, "empty"),
+        ({"type": "strin"}, "strin"),
+        ({"required": 5, "type": "object"}, "required"),
+        ({"properties": []}, r"\$\.properties must be an object"),
+        ({"anyOf": {}}, r"\$\.anyOf must be a list"),
+        ({"items": 3}, r"\$\.items is 3"),
+        ({"$ref": "http://example.com/schema"}, "example.com"),
+        ({"$ref": "#/$defs/none"}, "none"),
+        ({"type": "string", "pattern": "(a"}, "(?i)regex"),
+        (False, "no JSON fits"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_by_name(schema, message, tokenizer):
+    with pytest.raises(InvalidArgumentError, match=message) as caught:
+        check("json_schema", json.dumps(schema), tokenizer)
+    assert caught.value.field == "json_schema"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '"text"', "nan", "{'a': 1}"])
+def test_what_is_no_schema_is_refused(text):
+    with pytest.raises(InvalidArgumentError, match="json_schema"):
+        read_schema(text)
+
+
+def nested(depth):
+    schema: dict = {"type": "null"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def test_nesting_has_a_bound(tokenizer):
+    check("json_schema", json.dumps(nested(50)), tokenizer)
+    for text in (json.dumps(nested(70)), "[" * 100_000, '{"items":' * 5000):
+        with pytest.raises(InvalidArgumentError):
+            read_schema(text)
+
+
+NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, "required": ["next"]}
+
+
+@pytest.mark.parametrize(
+    ("node", "ends"),
+    [
+        (NODE, False),
+        ({**NODE, "required": []}, True),
+        ({"anyOf": [NODE, {"type": "null"}]}, True),
+        ({"anyOf": [NODE, {"type": "array", "items": {"$ref": "#/$defs/node"}, "minItems": 1}]}, False),
+        ({"type": "array", "items": {"$ref": "#/$defs/node"}}, True),
+        ({"type": "array", "items": {"$ref": "#/$defs/node"}, "minItems": 2}, False),
+        ({"type": "array", "prefixItems": [{"$ref": "#/$defs/node"}], "minItems": 1}, False),
+        ({"allOf": [{"$ref": "#/$defs/node"}]}, False),
+        ({"$ref": "#/$defs/node"}, False),
+        ({**NODE, "type": ["object", "null"]}, True),
+    ],
+)
+def test_a_schema_without_an_end_is_refused(node, ends):
+    text = json.dumps({"$defs": {"node": node}, "$ref": "#/$defs/node"})
+    if ends:
+        read_schema(text)
+    else:
+        with pytest.raises(InvalidArgumentError, match="without an end"):
+            read_schema(text)
+
+
+def test_a_long_chain_of_references_is_refused():
+    definitions = {f"a{index}": {"allOf": [{"$ref": f"#/$defs/a{index + 1}"}]} for index in range(3000)}
+    schema = {"$defs": {**definitions, "a3000": {"type": "null"}}, "$ref": "#/$defs/a0"}
+    with pytest.raises(InvalidArgumentError, match="chain of references"):
+        read_schema(json.dumps(schema))
+
+
+@pytest.mark.parametrize(
+    ("lark", "ends"),
+    [
+        ("start: start", False),
+        ('start: start "a"', False),
+        ('start: "a" start', False),
+        ('start: ("a" | "b") start', False),
+        ('start: x | y\nx: "a" y\ny: "b" x', False),
+        ('start: "a" start+', False),
+        ('start: "a" start ~ 2..3', False),
+        ('start: "a" start{1,3}', False),
+        ('start: x\n  | start "a"\nx: "x" x', False),
+        ('start: start "a" | "b"', True),
+        ('start: "a" start?', True),
+        ('start: "a" start*', True),
+        ('start: "a" [start]', True),
+        ('start: "a" start{0,3}', True),
+        ('start: x\n  | "start: x" // or x\nx: "x" x', True),
+        ('start: /start: [/] start/ X\nX: "a" | X "b"', True),
+        ('%import common.INT\nstart: INT ("," INT)*', True),
+        ('start: %json {"type": "null"}', True),
+        ('start: a -> b\na: "x"', True),
+    ],
+)
+def test_a_grammar_without_an_end_is_found(lark, ends):
+    assert (endless_rule(lark) is None) == ends
+
+
+def test_rules_that_call_themselves_first_are_parsed(tokenizer):
+    grammar = check("lark", 'start: sum\nsum: sum "+" NUMBER | NUMBER\nNUMBER: /[0-9]/', tokenizer)
+    for text, end in walks(grammar, tokenizer, 10):
+        assert not end or all(part.isdigit() and len(part) == 1 for part in text.split("+"))
+
+
+names = st.sampled_from("abcdef")
+# A body is a list of alternatives, an alternative a list of names.
+bodies = st.lists(st.lists(names, max_size=3), min_size=1, max_size=3)
+
+
+@given(st.dictionaries(names, bodies))
+@settings(max_examples=200)
+def test_productive_rules_are_found_as_by_the_definition(rules):
+    rules = {"start": [["a"]], **rules}
+    depth_known: set[str] = set()
+    for _ in range(len(rules) + 1):
+        depth_known = {
+            name
+            for name, alternatives in rules.items()
+            if any(all(part not in rules or part in depth_known for part in each) for each in alternatives)
+        }
+    lark = "\n".join(
+        f"{name}: " + " | ".join(" ".join(each) if each else '"x"' for each in alternatives)
+        for name, alternatives in rules.items()
+    )
+    assert (endless_rule(lark) is None) == ("start" in depth_known)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        ("regex", "(a", "unclosed group"),
+        ("regex", "(?=a)b", "look-a"),
+        ("regex", r"(a)\1", "backreferences"),
+        ("regex", "", "is empty"),
+        ("regex", "a{0}", "no text but the empty one"),
+        ("regex", r"[^\x00-\U0010FFFF]", "no text at all"),
+        ("regex", "(" * 5000 + "a" + ")" * 5000, "refused"),
+        ("lark", "", "no start rule"),
+        ("lark", 'foo: "a"', "no start rule"),
+        ("lark", "start: foo", "foo"),
+        ("lark", 'start: "a" start', "never comes to an end"),
+        ("lark", 'start: ("a" "b"){1000000}', "too complex"),
+        ("lark", "start: " + "(" * 5000 + '"a"' + ")" * 5000, "nested"),
+        ("lark", "%import .secret\nstart: secret", "secret"),
+        ("ready_made", "yaml", "json, sql-select"),
+    ],
+)
+def test_what_is_wrong_is_said(kind, text, message, tokenizer):
+    with pytest.raises(InvalidArgumentError, match=message) as caught:
+        check(kind, text, tokenizer)
+    assert caught.value.field == kind
+    assert len(caught.value.message) < 700
+
+
+def test_a_choice_gives_its_texts_alone(tokenizer):
+    texts = ["left", "left turn", 'say "no"\n', "\\d+", "日本", "ß"]
+    found = {text for text, _ in walks(check("choice", json.dumps(texts), tokenizer), tokenizer, 120)}
+    assert found == set(texts)
+
+
+def sqlite_error(statement):
+    try:
+        sqlite3.connect(":memory:").execute(statement)
+    except sqlite3.Error as error:
+        return str(error)
+    return ""
+
+
+def test_sqlite_says_what_is_no_statement():
+    assert "syntax error" in sqlite_error("SELECT FROM WHERE")
+    assert "no such table" in sqlite_error("SELECT a FROM b")
+
+
+def test_every_statement_of_sql_select_is_one_to_sqlite(tokenizer):
+    found = walks(check("ready_made", "sql-select", tokenizer), tokenizer, 60, most=120)
+    statements = [text for text, end in found if end]
+    assert len(statements) > 20
+    for text in statements:
+        assert text.startswith("SELECT ")
+        # Tables that are not there, aggregates in odd places: then SQLite has parsed the statement.
+        assert not re.search("syntax error|incomplete input|unrecognized token", sqlite_error(text)), text
+
+
+def test_json_is_an_object_or_an_array(tokenizer):
+    found = [
+        json.loads(text) for text, end in walks(check("ready_made", "json", tokenizer), tokenizer, 60) if end
+    ]
+    assert {type(value) for value in found} == {dict, list}
