@@ -169,6 +169,44 @@ class Client:
             )
         return response
 
+    def watch_status(self, interval: float = 1.0) -> Iterator[control_pb2.GetStatusResponse]:
+        """The state now, at every change and every ``interval`` seconds, until the iterator is closed.
+
+        Raises (while iterating):
+            UnreachableError: Nobody answers at the address, or the daemon is gone.
+            EdgedError: The daemon refused or ended the call.
+        """
+        request = control_pb2.WatchStatusRequest(interval_seconds=interval)
+        with self._failures(None):
+            call = self._control.WatchStatus(request, wait_for_ready=self._wait)
+            try:
+                yield from call
+            finally:
+                call.cancel()
+
+    def sessions(self, model: str = "", *, timeout: float | None = 5.0) -> tuple[control_pb2.Session, ...]:
+        """This client's sessions, of one model or of all.
+
+        Raises:
+            EdgedError: The daemon refused.
+        """
+        with self._failures(timeout):
+            response: control_pb2.ListSessionsResponse = self._control.ListSessions(
+                control_pb2.ListSessionsRequest(model=model), timeout=timeout, wait_for_ready=self._wait
+            )
+        return tuple(response.sessions)
+
+    def drop_session(self, name: str, model: str = "", *, timeout: float | None = 5.0) -> None:
+        """Let the pages of a session go.
+
+        Raises:
+            NotFoundError: There is none of that name.
+            EdgedError: The daemon refused.
+        """
+        request = control_pb2.DropSessionRequest(name=name, model=model)
+        with self._failures(timeout):
+            self._control.DropSession(request, timeout=timeout, wait_for_ready=self._wait)
+
     def wait_ready(self, timeout: float = 60.0) -> control_pb2.GetStatusResponse:
         """Wait until the daemon serves, also if it is not there yet; return its state then.
 

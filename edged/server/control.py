@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import time
 from typing import TYPE_CHECKING
 
 from edged import __version__
+from edged.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from edged.server.errors import clip
+from edged.server.identity import identity_of
+from edged.server.model_status import add_report
+from edged.server.validation import check_interval
 from edged.v1 import control_pb2
 from edged.worker.state import State
 
@@ -26,6 +33,7 @@ _STATES = {
     State.RESTARTING: control_pb2.STATE_RESTARTING,
     State.FAILED: control_pb2.STATE_FAILED,
 }
+_NAME_SHOWN = 100
 
 
 class Control:
@@ -52,6 +60,9 @@ class Control:
         self._inference = inference
         self._addresses = addresses
         self._started = time.monotonic()
+        self._changed = asyncio.Event()
+        self._closed = False
+        supervisor.subscribe(self._note_change)
         self._ledger = control_pb2.Ledger(
             rows=[
                 control_pb2.LedgerRow(name=row.name, bytes=row.bytes, note=row.note) for row in ledger.rows
@@ -80,6 +91,62 @@ class Control:
             requests_failed=self._inference.failed,
         )
 
+    async def WatchStatus(  # noqa: N802 - the service's name
+        self, request: control_pb2.WatchStatusRequest, context: AnyContext
+    ) -> None:
+        """The state, again and again."""
+        interval = check_interval(request)
+        while not self._closed:
+            changed = self._changed  # taken before the state is read: no change falls between the two
+            await context.write(await self.GetStatus(control_pb2.GetStatusRequest(), context))
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(changed.wait(), interval)
+        raise UnavailableError("the daemon is ending; watch again", retry_seconds=1.0)
+
+    async def ListSessions(  # noqa: N802 - the service's name
+        self, request: control_pb2.ListSessionsRequest, context: AnyContext
+    ) -> control_pb2.ListSessionsResponse:
+        """The caller's sessions."""
+        tenant = identity_of(context)
+        response = control_pb2.ListSessionsResponse()
+        names = [request.model] if request.model else [model.name for model in self._config.models]
+        for model in names:
+            response.sessions.extend(
+                control_pb2.Session(
+                    model=model,
+                    name=session.name,
+                    pages=session.pages,
+                    requests=session.requests,
+                    idle_seconds=session.idle_seconds,
+                )
+                for session in await self._supervisor.sessions(model)
+                if session.tenant == tenant
+            )
+        return response
+
+    async def DropSession(  # noqa: N802 - the service's name
+        self, request: control_pb2.DropSessionRequest, context: AnyContext
+    ) -> control_pb2.DropSessionResponse:
+        """Let a session's pages go."""
+        model = request.model or self._config.default_model or self._config.models[0].name
+        if not request.name:
+            raise InvalidArgumentError("name is empty; give the name of a session", field="name")
+        if not await self._supervisor.drop_session(model, identity_of(context), request.name):
+            raise NotFoundError(
+                f"model {model} has no session {clip(request.name, _NAME_SHOWN)!r}; edgectl sessions lists them",
+                field="name",
+            )
+        return control_pb2.DropSessionResponse()
+
+    def close(self) -> None:
+        """End the watches."""
+        self._closed = True
+        self._note_change()
+
+    def _note_change(self, *_: object) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
     def _model_status(self, model: ModelConfig) -> control_pb2.ModelStatus:
         """What the engine last said of a model; its configuration where it has said nothing yet."""
         supervisor = self._supervisor
@@ -98,17 +165,6 @@ class Control:
             status.loading_fraction = loading.done / loading.total if loading.total else 0.0
         report = supervisor.models.get(model.name)
         if report is not None:
-            status.executor = report.executor
-            status.device = report.device
-            status.dtype = report.dtype
-            status.context_length = report.context_length
-            status.max_sequences = report.max_sequences
-            status.pages = report.pages
-            status.pages_free = report.pages_free
-            status.running = report.running
-            status.waiting = report.waiting
-            status.prompt_tokens = report.prompt_tokens
-            status.generated_tokens = report.generated_tokens
-            status.steps = report.steps
-            status.last_step_seconds = report.last_step_seconds
+            add_report(status, report)
+        status.queue_capacity = self._config.queue.capacity
         return status

@@ -6,13 +6,18 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
-from edged.errors import DeadlineError, EdgedError, InvalidArgumentError
+import msgspec
+
+from edged.errors import DeadlineError, EdgedError, FailedPreconditionError, InvalidArgumentError
 from edged.log import get_logger, request_scope
+from edged.server.constraints import ConstraintChecker, read_constraint
+from edged.server.identity import caller_of
 from edged.server.responses import chunk_response, finished_response, started_response
 from edged.server.validation import (
     check_priority,
     check_prompt_length,
     check_prompt_size,
+    check_session,
     check_text,
     check_token_count,
     check_token_ids,
@@ -44,6 +49,7 @@ class Inference:
         self._models = models
         self._supervisor = supervisor
         self._limits = limits
+        self._constraints = ConstraintChecker()
         self.finished = 0
         """Requests that were answered to the end."""
         self.failed = 0
@@ -66,8 +72,10 @@ class Inference:
         with request_scope(request_id):
             try:
                 model = self._models.find(request.model)
+                caller = caller_of(context)
                 submit = await self._check(request, model, request_id, deadline)
-                await self._stream(submit, model, context, arrived)
+                submit = msgspec.structs.replace(submit, tenant=caller.tenant, session=request.session)
+                await self._stream(submit, caller.client, model, context, arrived)
             except EdgedError as error:
                 self.failed += 1
                 log.info(
@@ -100,6 +108,10 @@ class Inference:
         text = await model.detokenize(request.token_ids, skip_special_tokens=not request.keep_special_tokens)
         return inference_pb2.DetokenizeResponse(text=text)
 
+    def close(self) -> None:
+        """End what was started for requests."""
+        self._constraints.close()
+
     async def _check(
         self,
         request: inference_pb2.GenerateRequest,
@@ -113,6 +125,8 @@ class Inference:
             EdgedError: The request can never work, or its deadline has passed.
         """
         check_priority(request.priority)
+        check_session(request.session)
+        constraint = read_constraint(request, self._limits)
         sampling = await model.resolve_sampling(request.sampling)
         if sampling.n > 1:
             raise InvalidArgumentError(
@@ -133,6 +147,12 @@ class Inference:
             vocabulary=model.vocabulary,
             eos_token_ids=model.eos_token_ids,
         )
+        grammar = None if constraint is None else await self._constraints.check(constraint)
+        if grammar is not None and not stops.eos_token_ids:
+            raise FailedPreconditionError(
+                f"model {model.name} has no end-of-sequence token, which a constrained answer needs; name one in its "
+                "generation_config.json"
+            )
         if deadline is not None and deadline <= time.monotonic():
             raise DeadlineError("the deadline passed before the request reached the engine; allow more time")
         return Submit(
@@ -144,6 +164,7 @@ class Inference:
             deadline=deadline,
             priority=request.priority,
             skip_special_tokens=not request.keep_special_tokens,
+            grammar=grammar,
         )
 
     def _check_size(
@@ -156,9 +177,11 @@ class Inference:
             longest_token=model.longest_token,
         )
 
-    async def _stream(self, submit: Submit, model: ServedModel, context: AnyContext, arrived: float) -> None:
+    async def _stream(
+        self, submit: Submit, client: str, model: ServedModel, context: AnyContext, arrived: float
+    ) -> None:
         """Send everything that the engine says of one request."""
-        stream = self._supervisor.submit(submit)
+        stream = self._supervisor.submit(submit, client)
         try:
             async for message in stream:
                 if isinstance(message, Tokens):

@@ -45,6 +45,7 @@ class Server:
         self._models = ServedModels(config)
         self._inference = Inference(self._models, supervisor, config.limits)
         self._health = Health(tuple(model.name for model in config.models))
+        self._control: Control | None = None
         self._server: grpc.aio.Server | None = None
 
     @property
@@ -73,7 +74,7 @@ class Server:
         """
         server = grpc.aio.server(options=_options(self._config))
         self._listeners.bind(server)
-        control = Control(
+        control = self._control = Control(
             self._config,
             self._supervisor,
             self._inference,
@@ -115,9 +116,12 @@ class Server:
     async def stop(self) -> None:
         """Stop answering: what is being sent is sent, then the places are given up."""
         self._health.close()
+        if self._control is not None:
+            self._control.close()
         if self._server is not None:
             await self._server.stop(_STOP_SECONDS)
         self._models.close()
+        self._inference.close()
         self._listeners.close()
 
 

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING
 from edged.decoding.stops import Stops
 from edged.errors import InvalidArgumentError
 from edged.server.chat import chat_bytes
+from edged.server.errors import clip
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from edged.config import LimitsConfig
-    from edged.v1 import inference_pb2, types_pb2
+    from edged.v1 import control_pb2, inference_pb2, types_pb2
 
 PRIORITY_LIMIT = 100
+SESSION_LIMIT = 128
+INTERVALS = (0.1, 3600.0)
 _SHOWN = 60
 
 
@@ -131,6 +134,36 @@ def check_priority(priority: int) -> None:
             f"priority is {priority}; give a number from -{PRIORITY_LIMIT} to {PRIORITY_LIMIT}",
             field="priority",
         )
+
+
+def check_session(session: str) -> None:
+    """Refuse a session's name that is too long or cannot be shown.
+
+    Raises:
+        InvalidArgumentError: It is.
+    """
+    if len(session) > SESSION_LIMIT or not session.isprintable():
+        raise InvalidArgumentError(
+            f"session is {clip(session, _SHOWN)!r}; give at most {SESSION_LIMIT} printable characters",
+            field="session",
+        )
+
+
+def check_interval(request: control_pb2.WatchStatusRequest) -> float:
+    """Seconds between two responses of a watch.
+
+    Raises:
+        InvalidArgumentError: Outside its range.
+    """
+    if not request.HasField("interval_seconds"):
+        return 1.0
+    interval = request.interval_seconds
+    if not INTERVALS[0] <= interval <= INTERVALS[1]:  # false for NaN as well
+        raise InvalidArgumentError(
+            f"interval_seconds is {interval}; give a number from {INTERVALS[0]} to {INTERVALS[1]}",
+            field="interval_seconds",
+        )
+    return interval
 
 
 def resolve_stops(

@@ -1,0 +1,33 @@
+"""Who calls: whose cached pages a request may see, and whose requests are counted together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edged.server.methods import AnyContext
+
+
+@dataclass(frozen=True)
+class Caller:
+    """One caller.
+
+    Attributes:
+        tenant: Whose pages and sessions it may see: what it has proved to be; empty where clients do not authenticate.
+        client: Whose requests are counted for ``limits.requests_per_client``.
+    """
+
+    tenant: str
+    client: str
+
+
+def caller_of(context: AnyContext) -> Caller:
+    """Who makes this call: its identity if it has proved one, else the address that its connection comes from."""
+    tenant = identity_of(context)
+    return Caller(tenant, tenant or str(context.peer()))
+
+
+def identity_of(_context: AnyContext) -> str:
+    """What the caller has proved to be; empty while there is no authentication."""
+    return ""
