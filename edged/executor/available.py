@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 _DEVICES: dict[str, tuple[str, ...]] = {"torch": ("cpu", "cuda")}
 """Devices of each executor."""
 
-CUDA_DTYPES = ("bfloat16", "float16")
-"""What the kernels compute in."""
-
 _LEAST_CAPABILITY = (8, 0)
 
 
@@ -56,7 +53,7 @@ def choose_executor(config: ModelConfig) -> str:
 
 
 def _check_cuda(config: ModelConfig) -> None:
-    """Refuse a device that is not there, and what the kernels do not do."""
+    """Refuse a device that is not there."""
     gpu = find_gpu()
     problem = None
     if gpu is None:
@@ -68,10 +65,4 @@ def _check_cuda(config: ModelConfig) -> None:
     if problem is not None:
         raise ConfigError(
             f"model {config.name}: device is cuda, {problem}, or set device to cpu", field="device"
-        )
-    if config.dtype not in CUDA_DTYPES:
-        raise ConfigError(
-            f"model {config.name}: dtype {config.dtype} does not run on device cuda: set dtype to "
-            f"{' or '.join(CUDA_DTYPES)}",
-            field="dtype",
         )

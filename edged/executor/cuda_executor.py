@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from edged.errors import LedgerError, UnsupportedError
+from edged.errors import LedgerError
 from edged.executor.base import Executor, ExecutorLimits
 from edged.executor.batch_check import check_batch, check_sampling
 from edged.executor.cuda_operators import CudaOperators
@@ -35,8 +35,7 @@ from edged.memory.cuda_buffers import (
 from edged.models.architecture import Architecture
 from edged.models.decoder import Decoder
 from plugins_trt.argmax.contract import Argmax
-from plugins_trt.contract import DeviceArray, LaunchError, check_heads
-from plugins_trt.skinny_linear.contract import STEP
+from plugins_trt.contract import DeviceArray
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
     from edged.config import ModelConfig
     from edged.executor.base import ByteArray, FloatArray, Int32Array, Progress, SamplingRow, StepBatch
     from edged.executor.cuda_device import Device, StepKernels
-
-DTYPES = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -68,18 +65,12 @@ class CudaExecutor(Executor):
 
     Raises:
         CheckpointError: The model folder's ``config.json`` is refused.
-        UnsupportedError: A dtype or a head layout that the kernels do not have.
+        UnsupportedError: A dtype, a head layout or a context that the kernels do not have.
     """
 
     def __init__(self, config: ModelConfig, open_device: Callable[[], Device] | None = None) -> None:
-        if config.dtype not in DTYPES:
-            raise UnsupportedError(
-                f"model {config.name}: dtype {config.dtype!r} does not run on device cuda; set {' or '.join(DTYPES)}",
-                field="dtype",
-            )
         self._folder = config.path
         self.plan = plan = ModelPlan.of(config, Architecture.of(config))
-        _check_architecture(config.name, plan.architecture)
         self._open_device = open_device
         self._limits = ExecutorLimits(
             max_step_tokens=plan.step_tokens,
@@ -296,28 +287,3 @@ def _open_gpu() -> Device:
     from edged.executor.cuda_device import CudaDevice  # noqa: PLC0415 - tests bring a device of their own
 
     return CudaDevice()
-
-
-def _check_architecture(name: str, architecture: Architecture) -> None:
-    """Refuse what the kernels have no tile for.
-
-    Raises:
-        UnsupportedError: Names the key of ``config.json``.
-    """
-    a = architecture
-    if a.quantization is not None:
-        raise UnsupportedError(
-            f"model {name}: 4-bit weights do not run on device cuda yet; set device to cpu", field="device"
-        )
-    try:
-        check_heads(a.heads, a.kv_heads, a.head_dim)
-    except LaunchError as error:
-        raise UnsupportedError(
-            f"model {name} on device cuda: {error}; set device to cpu", field="device"
-        ) from None
-    for key, size, multiple in (("hidden_size", a.hidden, STEP), ("intermediate_size", a.intermediate, 8)):
-        if size % multiple:
-            raise UnsupportedError(
-                f"model {name} on device cuda: {key} {size} is no multiple of {multiple}; set device to cpu",
-                field="device",
-            )

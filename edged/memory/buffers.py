@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from edged.engine.selection import selection_of
 from edged.memory.cuda_buffers import cuda_step_buffers
+from edged.memory.cuda_limits import check_cuda_plan
 from edged.memory.specs import (
     ACTIVATIONS,
     COMPRESSED_KEYS,
@@ -92,8 +93,9 @@ class ModelPlan:
         Raises:
             CheckpointError: The model's ``sparse_config`` is refused.
             ConfigError: The numbers of ``attention`` contradict each other.
+            UnsupportedError: The model does not run on its device.
         """
-        return cls(
+        plan = cls(
             architecture=architecture,
             dtype=config.dtype,
             context_length=config.context_length,

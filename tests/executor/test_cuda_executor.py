@@ -358,8 +358,10 @@ def test_what_the_kernels_do_not_do_is_refused(folders, tmp_path):
             CudaExecutor(config, HostDevice)
         return caught.value.message
 
-    assert "set bfloat16 or float16" in refused(dtype="float32")
+    assert "set dtype to bfloat16 or float16" in refused(dtype="float32")
     narrow = write_model(tmp_path / "narrow", {**SMALL, "head_dim": 32})
     assert "head_dim: 32" in refused(path=narrow)
+    long = refused(context_length=2**20, attention=FEW)
+    assert "set it to at most 524288" in long
     odd = write_model(tmp_path / "odd", {**SMALL, "hidden_size": 40})
     assert "hidden_size 40 is no multiple of 32" in refused(path=odd)

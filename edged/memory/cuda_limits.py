@@ -1,0 +1,57 @@
+"""What the kernels have no tile for, refused before anything is planned on a GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edged.errors import UnsupportedError
+from edged.memory.specs import PAGE_TOKENS
+from plugins_trt.chunk_selection.contract import MAX_PAGES
+from plugins_trt.contract import LaunchError, check_heads
+from plugins_trt.skinny_linear.contract import STEP
+
+if TYPE_CHECKING:
+    from edged.memory.buffers import ModelPlan
+
+DTYPES = ("bfloat16", "float16")
+"""Types of weights, activations and KV on a GPU."""
+
+
+def check_cuda_plan(name: str, plan: ModelPlan) -> None:
+    """Refuse a model that the kernels do not run.
+
+    Args:
+        name: The model's, for messages.
+        plan: Its plan.
+
+    Raises:
+        UnsupportedError: Names the key and what would do.
+    """
+    a = plan.architecture
+    if plan.dtype not in DTYPES:
+        raise UnsupportedError(
+            f"model {name}: dtype {plan.dtype} does not run on device cuda: set dtype to {' or '.join(DTYPES)}",
+            field="dtype",
+        )
+    if a.quantization is not None:
+        raise UnsupportedError(
+            f"model {name}: 4-bit weights do not run on device cuda yet: set device to cpu", field="device"
+        )
+    try:
+        check_heads(a.heads, a.kv_heads, a.head_dim)
+    except LaunchError as error:
+        raise UnsupportedError(
+            f"model {name} on device cuda: {error}; set device to cpu", field="device"
+        ) from None
+    for key, size, multiple in (("hidden_size", a.hidden, STEP), ("intermediate_size", a.intermediate, 8)):
+        if size % multiple:
+            raise UnsupportedError(
+                f"model {name} on device cuda: {key} {size} is no multiple of {multiple}; set device to cpu",
+                field="device",
+            )
+    if plan.selection is not None and plan.pages_per_sequence > MAX_PAGES:
+        raise UnsupportedError(
+            f"model {name}: context_length {plan.context_length} is more than sparse attention on device cuda compares: "
+            f"set it to at most {MAX_PAGES * PAGE_TOKENS}, or attention to {{mode: dense}}",
+            field="context_length",
+        )
