@@ -13,12 +13,12 @@ import numpy as np
 from edged.checkpoint.packed import (
     INTEGERS,
     SCALES,
-    TILE_OUTPUTS,
     Expected,
     PackedModule,
-    PackedRows,
+    PackedTile,
     pack_words,
     read_scales,
+    read_slabs,
     unpack_words,
 )
 
@@ -43,28 +43,25 @@ def expected(module: str, shape: Shape) -> dict[str, Expected]:
     }
 
 
-def read(files: WeightFiles, module: str, shape: Shape) -> PackedModule:
+def read(files: WeightFiles, module: str) -> PackedModule:
     """Read a module (its name as in ``model.layers.0.self_attn.q_proj``), which has the tensors of :func:`expected`.
 
     Raises:
         CheckpointError: Scales that are no numbers.
     """
-    return PackedModule(None, _rows(files, module, shape))
-
-
-def _rows(files: WeightFiles, module: str, shape: Shape) -> Iterator[PackedRows]:
     scales = read_scales(files, f"{module}.scales")  # [K/G, N]
     zeros = _outputs(files.read_array(f"{module}.qzeros").view(np.uint32))  # [K/G, N]
-    words = files.read_array(f"{module}.qweight").view(np.uint32)  # [K, N/8]
-    for start in range(0, shape.outputs, TILE_OUTPUTS):
-        tile = slice(start, start + TILE_OUTPUTS)
-        numbers = _outputs(words[:, start // 8 : (start + TILE_OUTPUTS) // 8])  # [K, n]
-        yield PackedRows(
-            start,
-            pack_words(np.ascontiguousarray(numbers.T)),
-            np.ascontiguousarray(scales[:, tile].T),
-            np.ascontiguousarray(zeros[:, tile].T),
-        )
+    return PackedModule(
+        None,
+        np.ascontiguousarray(scales.T),
+        np.ascontiguousarray(zeros.T),
+        _tiles(files, f"{module}.qweight"),
+    )
+
+
+def _tiles(files: WeightFiles, name: str) -> Iterator[PackedTile]:
+    for start, slab in read_slabs(files, name, 8):  # [some inputs, N/8]
+        yield PackedTile(0, start // 8, pack_words(np.ascontiguousarray(_outputs(slab).T)))
 
 
 def _outputs(words: UInt32) -> UInt8:

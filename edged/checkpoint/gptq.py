@@ -17,9 +17,10 @@ from edged.checkpoint.packed import (
     TILE_OUTPUTS,
     Expected,
     PackedModule,
-    PackedRows,
+    PackedTile,
     pack_words,
     read_scales,
+    read_slabs,
     unpack_words,
 )
 from edged.errors import CheckpointError
@@ -57,7 +58,12 @@ def read(files: WeightFiles, module: str, shape: Shape, *, act_order: bool, zero
             no numbers.
     """
     order = _order(files, f"{module}.g_idx", shape, act_order=act_order)
-    return PackedModule(order, _rows(files, module, shape, order, zero_offset))
+    scales = read_scales(files, f"{module}.scales")  # [K/G, N]
+    zeros = unpack_words(files.read_array(f"{module}.qzeros")).reshape(shape.groups, shape.outputs)
+    zeros = (zeros + np.uint8(zero_offset)) & np.uint8(15)
+    name = f"{module}.qweight"
+    tiles = _consecutive(files, name) if order is None else _ordered(files, name, shape, order)
+    return PackedModule(order, np.ascontiguousarray(scales.T), np.ascontiguousarray(zeros.T), tiles)
 
 
 def _order(files: WeightFiles, name: str, shape: Shape, *, act_order: bool) -> Int32 | None:
@@ -79,20 +85,15 @@ def _order(files: WeightFiles, name: str, shape: Shape, *, act_order: bool) -> I
     return np.argsort(groups, kind="stable").astype(np.int32)
 
 
-def _rows(
-    files: WeightFiles, module: str, shape: Shape, order: Int32 | None, zero_offset: int
-) -> Iterator[PackedRows]:
-    scales = read_scales(files, f"{module}.scales")  # [K/G, N]
-    zeros = unpack_words(files.read_array(f"{module}.qzeros")).reshape(shape.groups, shape.outputs)
-    zeros = (zeros + np.uint8(zero_offset)) & np.uint8(15)
-    words = files.read_array(f"{module}.qweight").view(np.uint32)  # [K/8, N]
+def _consecutive(files: WeightFiles, name: str) -> Iterator[PackedTile]:
+    """Words are those of the form, input by output."""
+    for word, slab in read_slabs(files, name):
+        yield PackedTile(0, word, np.array(slab.T, order="C"))
+
+
+def _ordered(files: WeightFiles, name: str, shape: Shape, order: Int32) -> Iterator[PackedTile]:
+    """Any input may be any column, so the module is held as a whole."""
+    words = files.read_array(name).view(np.uint32)  # [K/8, N]
     for start in range(0, shape.outputs, TILE_OUTPUTS):
-        tile = slice(start, start + TILE_OUTPUTS)
-        if order is None:
-            packed = np.ascontiguousarray(words[:, tile].T)
-        else:
-            numbers = unpack_words(words[:, tile].T).reshape(-1, shape.inputs)  # [n, K]
-            packed = pack_words(numbers[:, order])
-        yield PackedRows(
-            start, packed, np.ascontiguousarray(scales[:, tile].T), np.ascontiguousarray(zeros[:, tile].T)
-        )
+        numbers = unpack_words(words[:, start : start + TILE_OUTPUTS].T).reshape(-1, shape.inputs)  # [n, K]
+        yield PackedTile(start, 0, pack_words(numbers[:, order]))

@@ -15,12 +15,12 @@ import numpy as np
 from edged.checkpoint.packed import (
     INTEGERS,
     SCALES,
-    TILE_OUTPUTS,
     Expected,
     PackedModule,
-    PackedRows,
+    PackedTile,
     pack_words,
     read_scales,
+    read_slabs,
     unpack_words,
 )
 from edged.errors import CheckpointError
@@ -73,7 +73,15 @@ def read(files: WeightFiles, module: str, shape: Shape) -> PackedModule:
     Raises:
         CheckpointError: Scales that are no numbers.
     """
-    return PackedModule(None, _rows(files, module, shape))
+    from_stored = np.argsort(scale_order(one_group=shape.groups == 1))
+    scales = read_scales(files, f"{module}.scales")
+    scales = scales.reshape(-1, len(from_stored))[:, from_stored].reshape(scales.shape)  # [K/G, N]
+    return PackedModule(
+        None,
+        np.ascontiguousarray(scales.T),
+        np.full((shape.outputs, shape.groups), ZERO, np.uint8),
+        _tiles(files, f"{module}.qweight", shape),
+    )
 
 
 def weight_order() -> npt.NDArray[np.intp]:
@@ -99,20 +107,10 @@ def scale_order(*, one_group: bool) -> npt.NDArray[np.intp]:
     return np.array([i + 8 * j for i in range(8) for j in range(8)], np.intp)
 
 
-def _rows(files: WeightFiles, module: str, shape: Shape) -> Iterator[PackedRows]:
+def _tiles(files: WeightFiles, name: str, shape: Shape) -> Iterator[PackedTile]:
     from_packed = np.argsort(weight_order())  # the packed place of each number of four tiles
-    from_stored = np.argsort(scale_order(one_group=shape.groups == 1))
-    scales = read_scales(files, f"{module}.scales")
-    scales = scales.reshape(-1, len(from_stored))[:, from_stored].reshape(scales.shape)  # [K/G, N]
-    words = files.read_array(f"{module}.qweight").view(np.uint32)  # [K/16, 2 N]
-    for start in range(0, shape.outputs, TILE_OUTPUTS):
-        end = min(start + TILE_OUTPUTS, shape.outputs)
-        held = unpack_words(words[:, 2 * start : 2 * end]).reshape(len(words), -1, 1024)
-        tiles = held[..., from_packed].reshape(len(words), -1, TILE, TILE)  # [K/16, n/16, 16 k, 16 n]
-        numbers = tiles.transpose(1, 3, 0, 2).reshape(end - start, shape.inputs)  # [n, K]
-        yield PackedRows(
-            start,
-            pack_words(numbers),
-            np.ascontiguousarray(scales[:, start:end].T),
-            np.full((end - start, shape.groups), ZERO, np.uint8),
-        )
+    for row, slab in read_slabs(files, name):  # [some 16 inputs, 2 N]
+        held = unpack_words(slab).reshape(len(slab), -1, 1024)
+        tiles = held[..., from_packed].reshape(len(slab), -1, TILE, TILE)  # [.., N/16, 16 k, 16 n]
+        numbers = tiles.transpose(1, 3, 0, 2).reshape(shape.outputs, TILE * len(slab))  # [N, some inputs]
+        yield PackedTile(0, row * TILE // 8, pack_words(numbers))

@@ -6,8 +6,8 @@ For N outputs and K inputs in groups of G:
 - scales, float16 ``[N, K/G]``, and zero points, uint8 ``[N, K/G]`` (0 to 15);
 - with act-order, ``order``, int32 ``[K]``: column j belongs to input ``order[j]``. Groups are consecutive columns.
 
-The weight of output n at column j is ``scales[n, j // G] * (q[n, j] - zeros[n, j // G])``. Formats are read a module at a
-time and turned over a few hundred outputs at a time; no weight is ever widened.
+The weight of output n at column j is ``scales[n, j // G] * (q[n, j] - zeros[n, j // G])``. Files are read and turned over
+a few megabytes at a time (with act-order, a module at a time); no weight is ever widened.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ Int32 = npt.NDArray[np.int32]
 
 INTEGERS = ("I32",)
 SCALES = ("F16", "BF16", "F32")
+SLAB_BYTES = 4 << 20
+"""What is read at a time."""
 TILE_OUTPUTS = 256
-"""Outputs that are turned over at a time."""
+"""Outputs that are turned over at a time with act-order."""
 
 
 class Shape(NamedTuple):
@@ -56,20 +58,41 @@ class Expected(NamedTuple):
     needed: bool = True
 
 
-class PackedRows(NamedTuple):
-    """Some outputs of a linear in the form above; ``start`` is the first."""
+class PackedTile(NamedTuple):
+    """Some words of some outputs; ``output`` and ``word`` are the first."""
 
-    start: int
-    packed: UInt32  # [n, K/8]
-    scales: Float16  # [n, K/G]
-    zeros: UInt8  # [n, K/G]
+    output: int
+    word: int
+    packed: UInt32  # [n, words]
 
 
 class PackedModule(NamedTuple):
-    """One module: its act-order, if it has one, and its rows some at a time."""
+    """One module; its tiles together are all of its packed integers."""
 
-    order: Int32 | None  # [K]
-    rows: Iterator[PackedRows]
+    order: Int32 | None  # [K]; None without act-order
+    scales: Float16  # [N, K/G]
+    zeros: UInt8  # [N, K/G]
+    tiles: Iterator[PackedTile]
+
+
+def read_slabs(files: WeightFiles, name: str, multiple: int = 1) -> Iterator[tuple[int, UInt32]]:
+    """The rows of an int32 matrix, some megabytes at a time: the first row's number, and ``[rows, columns]``.
+
+    Args:
+        files: The open checkpoint.
+        name: The tensor.
+        multiple: Rows come in multiples of this, of which the tensor has a whole number.
+
+    Raises:
+        CheckpointError: The file changed or cannot be read.
+    """
+    rows, columns = files.info(name).shape
+    step = max(1, SLAB_BYTES // (4 * columns * multiple)) * multiple
+    buffer = np.empty((min(step, rows), columns), np.uint32)
+    for start in range(0, rows, step):
+        slab = buffer[: rows - start]
+        files.read_into(name, slab.reshape(-1).view(np.uint8).data, 4 * columns * start)
+        yield start, slab
 
 
 def unpack_words(words: npt.NDArray[Any]) -> UInt8:

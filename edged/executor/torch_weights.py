@@ -1,8 +1,8 @@
 """Weights from the model folder into the executor's buffers: each byte is read once, into its final place.
 
-A tensor of another dtype than the plan's, or for another device, passes through a small bounce buffer, piece by piece. A
-4-bit module is read as a whole and turned over some outputs at a time. While a model loads, memory therefore holds the
-model and a few megabytes more.
+A tensor of another dtype than the plan's, or for another device, passes through a small bounce buffer, piece by piece, and
+so do 4-bit modules (those with act-order as a whole). While a model loads, memory therefore holds the model and a few
+megabytes more.
 """
 
 from __future__ import annotations
@@ -89,17 +89,17 @@ def _read_packed(
     """Read one 4-bit module into its rows of a weight and return the bytes that it has in the files."""
     if f"{linear.module}.bias" not in plan.dense:
         check_no_bias(files, f"{linear.module}.bias")
-    order, rows = plan.read(files, linear)
+    module = plan.read(files, linear)
+    rows = slice(linear.start, linear.start + linear.shape.outputs)
+    packed, scales, zeros = (weights[linear.weight + part][rows] for part in ("", SCALES, ZEROS))
+    scales.copy_(torch.from_numpy(module.scales))
+    zeros.copy_(torch.from_numpy(module.zeros))
     orders = weights.get(linear.weight + ORDER)
-    if orders is not None and order is not None:
-        orders[linear.part].copy_(torch.from_numpy(order))
-    packed, scales, zeros = (weights[linear.weight + part] for part in ("", SCALES, ZEROS))
-    for tile in rows:
-        start = linear.start + tile.start
-        end = start + len(tile.packed)
-        packed[start:end].copy_(torch.from_numpy(tile.packed.view(np.int32)))
-        scales[start:end].copy_(torch.from_numpy(tile.scales))
-        zeros[start:end].copy_(torch.from_numpy(tile.zeros))
+    if orders is not None and module.order is not None:
+        orders[linear.part].copy_(torch.from_numpy(module.order))
+    for output, word, tile in module.tiles:
+        count, words = tile.shape
+        packed[output : output + count, word : word + words].copy_(torch.from_numpy(tile.view(np.int32)))
     return sum(files.info(name).nbytes for name in plan.tensors_of(linear) if name in files)
 
 

@@ -54,7 +54,7 @@ HISTORY_TILE = 1024
 WEIGHT_TILE = 1 << 20
 """Elements of a half-precision weight that are widened to fp32 at a time (4 MiB, which stays in the caches)."""
 
-PACKED_TILE = 1 << 19
+PACKED_TILE = 1 << 18
 """4-bit weights that are widened at a time, half of them in each of two products."""
 
 SHARPENED = 64
@@ -107,6 +107,9 @@ class ModelPlan:
             max_step_tokens=config.max_step_tokens,
             host_kv=config.host_kv,
         )
+        if plan.device == "cuda":
+            check_cuda_plan(config.name, plan)
+        return plan
 
     @property
     def pages_per_sequence(self) -> int:
@@ -122,7 +125,9 @@ class ModelPlan:
     def step_tokens(self) -> int:
         """Most tokens of a step: a prefill chunk beside a token of each sequence, unless the plan allows fewer."""
         most = self.prefill_chunk + self.max_sequences
-        return most if self.max_step_tokens is None else max(min(most, self.max_step_tokens), self.max_sequences)
+        return (
+            most if self.max_step_tokens is None else max(min(most, self.max_step_tokens), self.max_sequences)
+        )
 
     @property
     def compute_dtype(self) -> str:

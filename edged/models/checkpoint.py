@@ -145,7 +145,7 @@ class CheckpointPlan:
         if self.layout == MARLIN:
             return marlin.read(files, linear.module, linear.shape)
         if self.layout == AWQ:
-            return awq.read(files, linear.module, linear.shape)
+            return awq.read(files, linear.module)
         return gptq.read(
             files,
             linear.module,

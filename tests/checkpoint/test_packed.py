@@ -47,15 +47,26 @@ def widened(module: PackedModule, shape: Shape) -> np.ndarray[Any, Any]:
     """float64 ``[N, K]`` of the form, one element at a time as its description says."""
     weight = np.full((shape.outputs, shape.inputs), np.nan)
     order = np.arange(shape.inputs) if module.order is None else module.order
-    for rows in module.rows:
-        n = np.arange(len(rows.packed))
-        assert [str(part.dtype) for part in rows[1:]] == ["uint32", "float16", "uint8"]
-        for j in range(shape.inputs):
-            q = (rows.packed[:, j // 8] >> np.uint32(4 * (j % 8))) & 15
-            scale = rows.scales[n, j // shape.group].astype(np.float64)
-            zero = rows.zeros[n, j // shape.group].astype(np.float64)
-            weight[rows.start + n, order[j]] = scale * (q.astype(np.float64) - zero)
+    kinds = [str(part.dtype) for part in (module.scales, module.zeros)]
+    assert kinds == ["float16", "uint8"]
+    assert module.scales.shape == module.zeros.shape == (shape.outputs, shape.groups)
+    for output, word, packed in module.tiles:
+        assert str(packed.dtype) == "uint32"
+        n = output + np.arange(len(packed))
+        for j in range(8 * word, 8 * (word + packed.shape[1])):
+            q = (packed[:, j // 8 - word] >> np.uint32(4 * (j % 8))) & 15
+            scale = module.scales[n, j // shape.group].astype(np.float64)
+            zero = module.zeros[n, j // shape.group].astype(np.float64)
+            assert np.isnan(weight[n, order[j]]).all(), "twice"
+            weight[n, order[j]] = scale * (q.astype(np.float64) - zero)
     return weight
+
+
+@pytest.fixture(params=[None, 3000], ids=["at once", "in slabs"], autouse=True)
+def slabs(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are read at once, or some rows at a time."""
+    if request.param is not None:
+        monkeypatch.setattr("edged.checkpoint.packed.SLAB_BYTES", request.param)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -90,7 +101,7 @@ def test_awq_is_what_its_definition_says(tmp_path: Path, shape: Shape) -> None:
     linear = Integers(np.random.default_rng(3), *shape)
     tensors = awq_tensors(MODULE, linear)
     with opened(tmp_path, tensors) as files:
-        ours = widened(awq.read(files, MODULE, shape), shape)
+        ours = widened(awq.read(files, MODULE), shape)
     assert np.array_equal(ours, awq_weight(tensors, MODULE))
     assert np.array_equal(ours, linear.weight())
 
@@ -168,10 +179,9 @@ def test_scales_that_are_no_numbers_are_refused_by_name(tmp_path: Path, value: f
     tensors = awq_tensors(MODULE, Integers(np.random.default_rng(6), *shape))
     tensors[f"{MODULE}.scales"] = tensors[f"{MODULE}.scales"].astype(np.float32)
     tensors[f"{MODULE}.scales"][0, 5] = value
-    with opened(tmp_path, tensors) as files:
-        module = awq.read(files, MODULE, shape)
-        with pytest.raises(CheckpointError, match=rf"{MODULE}\.scales.*{message}"):
-            list(module.rows)
+    expected = rf"{MODULE}\.scales.*{message}"
+    with opened(tmp_path, tensors) as files, pytest.raises(CheckpointError, match=expected):
+        awq.read(files, MODULE)
 
 
 def test_a_group_index_that_is_none_is_refused_by_name(tmp_path: Path) -> None:

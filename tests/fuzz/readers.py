@@ -270,19 +270,16 @@ def read_packed(content: bytes) -> None:
     _file("model.safetensors", struct.pack("<Q", len(raw)) + raw + data)
     try:
         with WeightFiles.open(_folder) as files:
-            module = (
-                gptq.read(files, "m", shape, act_order=act_order, zero_offset=1)
-                if layout == 0
-                else (awq, marlin)[layout - 1].read(files, "m", shape)
-            )
-            end = 0
-            for rows in module.rows:
-                assert rows.start == end
-                end += len(rows.packed)
-                assert rows.packed.shape[1] == shape.inputs // 8
-                assert np.isfinite(rows.scales).all()
-                assert rows.zeros.max() < 16
-            assert end == shape.outputs
+            if layout == 0:
+                module = gptq.read(files, "m", shape, act_order=act_order, zero_offset=1)
+            else:
+                module = awq.read(files, "m") if layout == 1 else marlin.read(files, "m", shape)
+            held = np.zeros((shape.outputs, shape.inputs // 8), np.uint8)
+            for output, word, packed in module.tiles:
+                held[output : output + len(packed), word : word + packed.shape[1]] += 1
+            assert (held == 1).all()
+            assert np.isfinite(module.scales).all()
+            assert module.zeros.max() < 16
             if module.order is not None:
                 assert sorted(module.order.tolist()) == list(range(shape.inputs))
     except CheckpointError:
