@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _MAX_INDEX_BYTES = 64 << 20
+_CPMCU_FILES = ("model_gptq_marlin.safetensors", "model_gptq.safetensors")  # in CPM.cu's own order
 _SHARD = re.compile(r"-\d+-of-\d+\.safetensors$")
 # One call reads at most this much, so that the page cache holds no more than this of a file.
 _READ_BYTES = 32 << 20
@@ -229,6 +230,9 @@ def open_regular(file: Path) -> int:
 def _whole_file(folder: Path) -> str:
     """The only weight file of a folder, under a name of its own (quantizers give theirs such); else nothing."""
     names = [file.name for file in folder.glob("*.safetensors")]
+    for name in _CPMCU_FILES:
+        if name in names:
+            return name
     return names[0] if len(names) == 1 and not _SHARD.search(names[0]) else ""
 
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from edged.config import ModelConfig, RopeScalingConfig
 
 CONFIG_FILE = "config.json"
-GPTQ_FILE = "quantize_config.json"
+QUANTIZER_FILES = {"gptq": "quantize_config.json", "awq": "quant_config.json"}
+"""Where AutoGPTQ and AutoAWQ said how a folder is quantized before ``config.json`` did."""
 MOST_LAYERS = 1024
 """Layers that are believed; the deepest published decoders have some 130."""
 MOST_HEAD_ELEMENTS = 4096
@@ -118,7 +119,7 @@ class Architecture:
     def read(cls, folder: Path, *, rope_scaling: RopeScalingConfig | None = None) -> Architecture:
         """Read ``config.json`` of a model folder.
 
-        A folder of AutoGPTQ, which says in ``quantize_config.json`` how it is quantized, is read too.
+        Where it does not say how the folder is quantized, the quantizer's own file does (:data:`QUANTIZER_FILES`).
 
         Args:
             folder: The model folder.
@@ -129,9 +130,10 @@ class Architecture:
         """
         file = folder / CONFIG_FILE
         config = _read_json(file, "; give the folder that holds config.json")
-        gptq = folder / GPTQ_FILE
-        if config.get("quantization_config") is None and gptq.exists():
-            config["quantization_config"] = {"quant_method": "gptq", **_read_json(gptq)}
+        if config.get("quantization_config") is None:
+            for method, name in QUANTIZER_FILES.items():
+                if (folder / name).exists():
+                    config["quantization_config"] = {"quant_method": method, **_read_json(folder / name)}
         try:
             return cls.from_config(config, rope_scaling=rope_scaling)
         except CheckpointError as error:

@@ -342,6 +342,9 @@ def test_a_single_file_may_have_another_name(tmp_path: Path) -> None:
     write(tmp_path, GOOD, "other.safetensors")
     with pytest.raises(CheckpointError, match="need their index"):
         WeightFiles.open(tmp_path)
+    for name, tensor in (("model_gptq.safetensors", "d"), ("model_gptq_marlin.safetensors", "e")):
+        write(tmp_path, pack({tensor: A}, bytes(8)), name)
+        assert set(read_all(tmp_path)) == {tensor}
     write(tmp_path, pack({"c": A}, bytes(8)))
     assert set(read_all(tmp_path)) == {"c"}
 

@@ -308,11 +308,16 @@ def test_parts_of_one_product_are_quantized_together(tmp_path: Path) -> None:
     assert error.field == "quantization_config"
 
 
-def test_autogptqs_own_file_says_how_a_folder_is_quantized(tmp_path: Path) -> None:
-    model = quantized(tmp_path, GPTQ)
+@pytest.mark.parametrize(
+    ("quantization", "name"), [(GPTQ, "quantize_config.json"), (AWQ, "quant_config.json")]
+)
+def test_the_quantizers_own_file_says_how_a_folder_is_quantized(
+    tmp_path: Path, quantization: dict[str, Any], name: str
+) -> None:
+    model = quantized(tmp_path, quantization)
     change(tmp_path, quantization_config=None)
-    own = {key: value for key, value in GPTQ.items() if key != "quant_method"}
-    (tmp_path / "quantize_config.json").write_text(json.dumps(own))
+    own = {key: value for key, value in quantization.items() if key != "quant_method"}
+    (tmp_path / name).write_text(json.dumps(own))
     (tmp_path / "model.safetensors").rename(tmp_path / "gptq_model-4bit-64g.safetensors")
     runner = Runner(load(tmp_path, dtype="float32", context_length=64, max_sequences=1, prefill_chunk=8))
     expected = reference_logits(model, [1, 2, 3])
