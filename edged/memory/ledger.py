@@ -29,7 +29,7 @@ from edged.memory.buffers import (
 from edged.memory.cuda_buffers import bucket_sizes
 from edged.memory.cuda_ledger import CUDA_CONTEXT, CUDA_RUNTIME, cuda_sampling_scratch, graph_bytes
 from edged.models.architecture import Architecture
-from edged.models.weights import parameter_count
+from edged.models.weights import packed_count, parameter_count
 from edged.units import format_size
 from plugins_trt.arena import FINE_SLOTS
 
@@ -191,7 +191,7 @@ def model_rows(plan: ModelPlan) -> tuple[LedgerRow, ...]:
     a = plan.architecture
     page = 2 * a.layers * a.kv_width * PAGE_TOKENS * ELEMENT_BYTES[plan.dtype]
     rows = [
-        LedgerRow(WEIGHTS, _bytes_of(buffers, WEIGHTS), f"{parameter_count(a):,} parameters in {plan.dtype}"),
+        LedgerRow(WEIGHTS, _bytes_of(buffers, WEIGHTS), _weights_note(plan)),
         LedgerRow(
             KV_PAGES,
             _bytes_of(buffers, KV_PAGES),
@@ -202,7 +202,11 @@ def model_rows(plan: ModelPlan) -> tuple[LedgerRow, ...]:
             ACTIVATIONS,
             _bytes_of(buffers, ACTIVATIONS) + attention_scratch(plan),
             f"{plan.step_tokens} tokens a step"
-            + (": prefill_chunk and one for each sequence" if plan.max_step_tokens is None else " (max_step_tokens)"),
+            + (
+                ": prefill_chunk and one for each sequence"
+                if plan.max_step_tokens is None
+                else " (max_step_tokens)"
+            ),
         ),
         LedgerRow(
             LOGITS,
@@ -236,7 +240,17 @@ def _suspended_rows(plan: ModelPlan) -> tuple[LedgerRow, ...]:
     slots = plan.host_kv // page
     if not slots:
         return ()
-    return (LedgerRow(SUSPENDED, slots * page, f"{slots} pages of {format_size(page)} in host memory (host_kv)"),)
+    return (
+        LedgerRow(SUSPENDED, slots * page, f"{slots} pages of {format_size(page)} in host memory (host_kv)"),
+    )
+
+
+def _weights_note(plan: ModelPlan) -> str:
+    """How many parameters there are, and in what."""
+    count, packed = parameter_count(plan.architecture), packed_count(plan.architecture)
+    if not packed:
+        return f"{count:,} parameters in {plan.dtype}"
+    return f"{packed:,} parameters in 4 bits with their scales, {count - packed:,} in {plan.dtype}"
 
 
 def attention_scratch(plan: ModelPlan) -> int:

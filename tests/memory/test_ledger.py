@@ -220,3 +220,18 @@ def test_available_memory_is_the_smaller_of_machine_and_control_groups(tmp_path)
     assert available_memory(tmp_path) == 4_000_000
     (group / "memory.current").write_text("5000000\n")
     assert available_memory(tmp_path) == 0
+
+
+def test_4_bit_weights_count_as_what_they_are():
+    """packed integers, a float16 scale and a zero point a group; norms and tables as wide as the plan says."""
+    quantization = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": True}
+    config = {**SMOLLM2, "quantization_config": quantization}
+    plan = replace(PLAN, architecture=Architecture.from_config(config), dtype="bfloat16")
+    linears = 30 * ((576 + 2 * 192) * 576 + 576 * 576 + 3 * 1536 * 576)
+    orders = 30 * 4 * (3 * 576 + 576 + 2 * 576 + 1536)
+    row = next(row for row in model_rows(plan) if row.name == WEIGHTS)
+    assert row.bytes == linears // 2 + 3 * linears // 64 + orders + 2 * 49152 * 576 + 61 * 576 * 4
+    assert (
+        row.note
+        == f"{linears:,} parameters in 4 bits with their scales, {49152 * 576 + 61 * 576:,} in bfloat16"
+    )
