@@ -73,14 +73,16 @@ class PeakMemory:
 
 
 @contextmanager
-def serving(model: Path, dtype: str = "float32") -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def serving(
+    model: Path, dtype: str = "float32", *, context: int = CONTEXT, sequences: int = SEQUENCES
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A daemon with the demo model; yields its process and its address, and ends it by SIGTERM."""
     with tempfile.TemporaryDirectory(prefix="edged-bench-") as name:
         folder = Path(name)
         config = folder / "edged.yaml"
         config.write_text(
             _TEMPLATE.format(
-                folder=folder, model=model.resolve(), dtype=dtype, context=CONTEXT, sequences=SEQUENCES
+                folder=folder, model=model.resolve(), dtype=dtype, context=context, sequences=sequences
             )
         )
         with (folder / "log").open("wb") as log:
