@@ -92,6 +92,10 @@ class ChatTemplate:
         """Names of the model's templates."""
         return tuple(self._templates)
 
+    def takes(self, variable: str) -> bool:
+        """Whether one of the templates reads a variable."""
+        return any(variable in variables for variables in self._variables.values())
+
     def check_arguments(
         self,
         arguments: Mapping[str, Any],

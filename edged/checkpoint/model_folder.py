@@ -95,7 +95,7 @@ def new_folder(destination: Path, needed_bytes: int) -> Iterator[Path]:
         CheckpointError: The disk has less than ``needed_bytes``, or refuses something.
     """
     parent = destination.parent
-    made = _make_parents(parent)
+    made = make_parents(parent)
     folder = parent / f".{destination.name}.{secrets.token_hex(4)}.{_BUILDING}"
     try:
         remove_stale(destination)
@@ -198,7 +198,12 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False) + "\n", "utf-8")
 
 
-def _make_parents(parent: Path) -> list[Path]:
+def make_parents(parent: Path) -> list[Path]:
+    """Make a folder and those above it; return the ones that were missing, the outermost first.
+
+    Raises:
+        CheckpointError: The system refuses.
+    """
     missing = []
     while not parent.exists():
         missing.append(parent)

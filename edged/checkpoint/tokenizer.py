@@ -84,6 +84,18 @@ class Tokenizer:
         rule = read_text_rule(decoder, path)
         return cls(folder, tokenizer, rule, read_optional_json_object(folder / "tokenizer_config.json"))
 
+    def save(self, folder: Path) -> None:
+        """Write ``tokenizer.json`` into a folder.
+
+        Raises:
+            CheckpointError: The disk refuses it.
+        """
+        path = folder / TOKENIZER_FILE
+        try:
+            path.write_text(self._tokenizer.to_str(), "utf-8")
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be written: {error.strerror}") from error
+
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """Return the token ids of a text.
 

@@ -102,10 +102,10 @@ def test_overwriting_has_to_be_asked_for(edgectl, small, tmp_path):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("none.gguf", "none.gguf: no such file; give the path of a GGUF file"),
-        ("folder", "folder: is a folder; give a file in it: inside.gguf"),
-        ("empty", "empty: is a folder; give a GGUF file"),
-        ("model", "model: is a model folder already; name it as path: in the configuration"),
+        ("none.gguf", "none.gguf: no such file; give the path of a GGUF file or a model folder (edgectl pull"),
+        ("folder", "folder: is a folder without config.json; give a file in it: inside.gguf"),
+        ("empty", "empty: is a folder without config.json; give a GGUF file or a model folder"),
+        ("model", "model: holds neither model.safetensors nor model.safetensors.index.json nor a GGUF file"),
         ("notes.txt", "notes.txt: does not begin with GGUF"),
         ("other.gguf", "general.architecture = 'mamba' is not supported; supported: llama"),
         ("cut.gguf", "cut.gguf"),
