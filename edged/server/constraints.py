@@ -110,16 +110,24 @@ class ConstraintChecker:
             async with self._lock:
                 known = self._remembered.get(constraint) or await self._ask(constraint)
                 self._remember(constraint, known)
+                self._idle = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._end)
         else:
             self._remembered.move_to_end(constraint)
         if isinstance(known, str):
             raise InvalidArgumentError(known, field=constraint.kind)
         return known
 
-    def close(self) -> None:
-        """End the process."""
+    async def close(self) -> None:
+        """End the process and wait for its end."""
+        process = self._process
+        self._end()
+        if process is not None:
+            await process.wait()
+
+    def _end(self) -> None:
         if self._idle is not None:
             self._idle.cancel()
+            self._idle = None
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -134,16 +142,16 @@ class ConstraintChecker:
             process.stdin.write(line.encode())
             answer = await asyncio.wait_for(process.stdout.readline(), _CHECK_SECONDS)
         except asyncio.TimeoutError:
-            await self._kill()
+            await self.close()
             log.warning("a constraint took too long to check", kind=constraint.kind)
             return f"{constraint.kind}: the constraint takes more than {_CHECK_SECONDS} s to compile; simplify it"
         except asyncio.CancelledError:
-            await self._kill()  # its answer would be taken for that to the next question
+            await self.close()  # its answer would be taken for that to the next question
             raise
         except (OSError, ValueError):
             answer = b""
         if not answer:
-            await self._kill()
+            await self.close()
             log.warning("the check of a constraint ended its process", kind=constraint.kind)
             return (
                 f"{constraint.kind}: the constraint is too deeply nested or needs too much memory to compile; "
@@ -154,10 +162,9 @@ class ConstraintChecker:
 
     async def _start(self) -> asyncio.subprocess.Process:
         """The process, which is ready to answer."""
-        loop = asyncio.get_running_loop()
         if self._idle is not None:
             self._idle.cancel()
-        self._idle = loop.call_later(_IDLE_SECONDS, self.close)
+            self._idle = None
         if self._process is not None and self._process.returncode is None:
             return self._process
         # Its own session: a terminal's ^C is the daemon's to act on, which then closes its standard input.
@@ -178,21 +185,15 @@ class ConstraintChecker:
         except asyncio.TimeoutError:
             ready = b""
         except asyncio.CancelledError:
-            await self._kill()
+            await self.close()
             raise
         if not ready:
-            await self._kill()
+            await self.close()
             raise UnavailableError(
                 "the process that checks constraints does not start; look for its message in the daemon's log",
                 retry_seconds=5.0,
             )
         return process
-
-    async def _kill(self) -> None:
-        process = self._process
-        self.close()
-        if process is not None:
-            await process.wait()
 
     def _remember(self, constraint: Constraint, known: Grammar | str) -> None:
         def size(key: Constraint, value: Grammar | str) -> int:

@@ -108,9 +108,9 @@ class Inference:
         text = await model.detokenize(request.token_ids, skip_special_tokens=not request.keep_special_tokens)
         return inference_pb2.DetokenizeResponse(text=text)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End what was started for requests."""
-        self._constraints.close()
+        await self._constraints.close()
 
     async def _check(
         self,

@@ -57,7 +57,7 @@ def test_every_key_arrives():
             attention: {mode: sparse, dense_below: 0, top_k: 32, window: 1024, init_blocks: 2, lse: exact}
             rope_scaling: {preset: minicpm4-128k}
         queue: {capacity: 0, aging: 2.5s, stream_buffer: 8}
-        limits: {message_size: 1MiB, prompt_size: 64KiB, stop_strings: 4, stop_bytes: 100B, stop_token_ids: 0, requests_per_client: 3, concurrent_streams: 7}
+        limits: {message_size: 1MiB, prompt_size: 64KiB, stop_strings: 4, stop_bytes: 100B, stop_token_ids: 0, constraint_size: 3KiB, requests_per_client: 3, concurrent_streams: 7}
         watchdog: {step_timeout: 5s, load_timeout: 2min}
         log: {level: debug, format: json}
         drain_timeout: 1.5min
@@ -91,6 +91,7 @@ def test_every_key_arrives():
     assert config.limits.message_size == 2**20
     assert config.limits.prompt_size == 2**16
     assert config.limits.stop_bytes == 100
+    assert config.limits.constraint_size == 3072
     assert config.watchdog == WatchdogConfig(step_timeout=5.0, load_timeout=120.0)
     assert config.step_timeout == 5.0
     assert config.log == LogConfig(level="debug", format="json")
