@@ -143,10 +143,21 @@ class GgufFile:
                 )
                 yield _dequantize(part, tensor.type)
             return
-        packed = np.empty((rows, row_bytes), np.uint8)
-        pread_into(self._file.fileno(), packed.reshape(-1).data, tensor.offset, where)
+        packed = self.read_blocks(tensor)
         for start in range(0, rows, step):
             yield _dequantize(packed[order[start : start + step]], tensor.type)
+
+    def read_blocks(self, tensor: GgufTensor) -> np.ndarray[Any, Any]:
+        """Read a tensor's blocks as they stand, uint8 ``[rows, bytes of a row]``.
+
+        Raises:
+            CheckpointError: The file ends early or cannot be read.
+        """
+        rows = element_count(tensor.shape[:-1])
+        packed = np.empty((rows, tensor.nbytes // rows), np.uint8)
+        where = f"{self.path}: tensor {tensor.name!r}"
+        pread_into(self._file.fileno(), packed.reshape(-1).data, tensor.offset, where)
+        return packed
 
     def _read(self, cursor: _Cursor) -> None:
         if cursor.take(4) != _MAGIC:

@@ -9,6 +9,7 @@ import numpy as np
 
 from edged.checkpoint.gguf_file import GgufFile, can_dequantize
 from edged.checkpoint.gguf_llama import TensorSource, family_of, head_order, model_config, model_tensors
+from edged.checkpoint.gguf_packed import packed_arrays, packed_modules, packed_specs, quantization_config
 from edged.checkpoint.gguf_rope import exact_decimal
 from edged.checkpoint.gguf_tokenizer import GgufTokenizer, build_tokenizer
 from edged.checkpoint.model_folder import absolute, check_destination, new_folder, publish, write_json
@@ -39,6 +40,7 @@ def import_gguf(
     destination: Path,
     *,
     dtype: str = "float32",
+    keep_4bit: bool = False,
     progress: Progress | None = None,
     overwrite: bool = False,
     finish: Callable[[Path], None] | None = None,
@@ -49,6 +51,7 @@ def import_gguf(
         source: The GGUF file; its architecture and tensor types must be supported.
         destination: The folder to make. It must not exist or be empty, unless ``overwrite``.
         dtype: Element type of the weights: float32, float16 or bfloat16.
+        keep_4bit: Leave linears of type Q4_0 in 4 bits, as a GPTQ checkpoint; ``dtype`` is that of the others.
         progress: Called with what is being done ("tokenizer", "weights"), bytes done and bytes in all.
         overwrite: Replace a model folder that an earlier import made; any other folder is refused all the same.
         finish: Called with the complete folder before it takes its place; what it raises ends the import.
@@ -72,8 +75,19 @@ def import_gguf(
             )
         report("tokenizer", 1, 1)
         check_destination(destination, overwrite=overwrite)
-        specs = [TensorSpec(name, DTYPES[dtype], item.shape) for name, item in tensors.items()]
-        with new_folder(destination, sum(spec.nbytes for spec in specs)) as folder:
+        packed = packed_modules(tensors) if keep_4bit else ()
+        if keep_4bit:
+            if not packed:
+                raise CheckpointError(f"{source}: holds no linears of type Q4_0 that could stay in 4 bits")
+            config["quantization_config"] = quantization_config(tensors, packed)
+        specs = {
+            name: packed_specs(name.removesuffix(".weight"), item.shape)
+            if name.removesuffix(".weight") in packed
+            else [TensorSpec(name, DTYPES[dtype], item.shape)]
+            for name, item in tensors.items()
+        }
+        total = sum(spec.nbytes for each in specs.values() for spec in each)
+        with new_folder(destination, total) as folder:
             _write_weights(file, tensors, specs, folder / SINGLE_FILE, report)
             write_json(folder / "config.json", _model_config(config, tokenizer, dtype))
             write_json(folder / "generation_config.json", _generation_config(file, tokenizer))
@@ -127,29 +141,37 @@ def _generation_config(file: GgufFile, tokenizer: GgufTokenizer) -> dict[str, An
 def _write_weights(
     file: GgufFile,
     tensors: dict[str, TensorSource],
-    specs: list[TensorSpec],
+    specs: dict[str, list[TensorSpec]],
     path: Path,
     report: Progress,
 ) -> None:
-    total = sum(spec.nbytes for spec in specs)
+    """Write every tensor; ``specs`` says what each becomes."""
+    everything = [spec for each in specs.values() for spec in each]
+    total = sum(spec.nbytes for spec in everything)
     done = 0
     report("weights", 0, total)
-    with SafetensorsWriter(path, specs) as writer:
-        for spec in specs:
-            for part in _converted(file, tensors[spec.name], spec):
-                writer.write(spec.name, part)
+    with SafetensorsWriter(path, everything) as writer:
+        for name, each in specs.items():
+            for written, part in _converted(file, name, tensors[name], each):
+                writer.write(written, part)
                 done += part.nbytes
                 report("weights", done, total)
 
 
-def _converted(file: GgufFile, item: TensorSource, spec: TensorSpec) -> Iterator[np.ndarray[Any, Any]]:
+def _converted(
+    file: GgufFile, name: str, item: TensorSource, specs: list[TensorSpec]
+) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """What a tensor becomes, in pieces, each with the name of the tensor that it continues."""
     order = None
     if item.heads and len(item.shape) == 2:
         order = head_order(item.shape[0], item.heads)
+    if len(specs) > 1:
+        yield from packed_arrays(file, name.removesuffix(".weight"), item, order)
+        return
     for values in file.read_rows(item.tensor, order):
         if item.heads and len(item.shape) == 1:  # a bias: one row, whose elements are permuted
             values = values[..., head_order(item.shape[0], item.heads)]  # noqa: PLW2901
-        yield _cast(values, spec, file)
+        yield name, _cast(values, specs[0], file)
 
 
 def _cast(values: np.ndarray[Any, Any], spec: TensorSpec, file: GgufFile) -> np.ndarray[Any, Any]:

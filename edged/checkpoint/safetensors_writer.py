@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I32": np.int32}
 """What :class:`SafetensorsWriter` writes, and the numpy type of one element (BF16: its bits)."""
 
 
@@ -41,7 +41,7 @@ class SafetensorsWriter:
 
     Args:
         path: The file to write.
-        specs: Names, dtypes (F32, F16 or BF16) and shapes of all tensors.
+        specs: Names, dtypes (F32, F16, BF16 or I32) and shapes of all tensors.
     """
 
     def __init__(self, path: Path, specs: Iterable[TensorSpec]) -> None:

@@ -37,6 +37,14 @@ def command(
             show_default="float32",
         ),
     ] = None,
+    keep_4bit: Annotated[
+        bool,
+        typer.Option(
+            "--keep-4bit",
+            help="GGUF: leave linears of type Q4_0 in 4 bits; --dtype is that of the others.",
+            show_default=False,
+        ),
+    ] = False,
     overwrite: Annotated[
         bool,
         typer.Option(
@@ -86,6 +94,10 @@ def command(
             raise typer.BadParameter(
                 "a folder keeps the types that its weights have; leave it out", param_hint="'--dtype'"
             )
+        if keep_4bit and not is_gguf:
+            raise typer.BadParameter(
+                "a folder keeps the types that its weights have; leave it out", param_hint="'--keep-4bit'"
+            )
         if copy and is_gguf:
             raise typer.BadParameter(
                 "goes with a folder; a GGUF file is always converted", param_hint="'--copy'"
@@ -94,7 +106,7 @@ def command(
             imported = import_model(
                 source,
                 destination,
-                options={"dtype": dtype or "float32"} if is_gguf else {"copy": copy},
+                options={"dtype": dtype or "float32", "keep_4bit": keep_4bit} if is_gguf else {"copy": copy},
                 overwrite=overwrite,
                 origin={"kind": "file", "path": str(source.absolute())},
                 reference=reference,
