@@ -136,7 +136,7 @@ def schedule_us(sequences: int = 32, steps: int = 2000) -> float:
         scheduler.submit(
             Request(str(index), prompt_of(index, 4000), sampling, answer, max_tokens=20_000), 0.0
         )
-    taken = []
+    taken: list[float] = []
     while len(taken) < steps:
         begin = time.perf_counter()
         batch = scheduler.next_batch(0.0)

@@ -15,7 +15,7 @@ def alone(prompt, count, sampling):
     return generate(prompt, count, VOCABULARY, seed=sampling.seed, temperature=sampling.temperature)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(arrivals, shapes, extra_tokens)
 def test_any_interleaving_gives_each_request_what_it_gets_alone(schedule, shape, extra):
     check(schedule, shape, extra, alone)
@@ -23,12 +23,12 @@ def test_any_interleaving_gives_each_request_what_it_gets_alone(schedule, shape,
 
 def test_full_schedules_that_reach_the_cache_and_the_host_memory():
     seen = Counter()
-    for seed in range(500):
+    for seed in range(200):
         bench = check(*draw_schedule(seed), alone)
         seen["cached"] += bench.holdings.cached_tokens > 0
         seen["suspended"] += bench.scheduler.suspensions > 0
-    assert seen["cached"] > 60, seen
-    assert seen["suspended"] > 100, seen
+    assert seen["cached"] > 25, seen
+    assert seen["suspended"] > 40, seen
 
 
 @pytest.mark.soak
