@@ -7,6 +7,7 @@ and the decoder does not do, is refused by the key's name: a guess here would be
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -252,10 +253,15 @@ def _quantization(values: ConfigValues, a: Architecture) -> Quantization:
 
 def _mup(values: ConfigValues, hidden: int, layers: int) -> dict[str, Any]:
     """The three muP scales (Tensor Programs V, as MiniCPM applies them)."""
+    depth = values.number("scale_depth", above=0.0) / layers**0.5
+    divisor = hidden / values.number("dim_model_base", above=0.0)
+    for key, scale in (("scale_depth", depth), ("dim_model_base", divisor)):
+        if not (math.isfinite(scale) and scale > 0):  # the number itself was, and is of no model
+            raise values.refusal(key, f"gives a scale of {scale}")
     return {
         "embedding_scale": values.number("scale_emb", above=0.0),
-        "residual_scale": values.number("scale_depth", above=0.0) / layers**0.5,
-        "logit_divisor": hidden / values.number("dim_model_base", above=0.0),
+        "residual_scale": depth,
+        "logit_divisor": divisor,
     }
 
 
