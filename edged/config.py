@@ -7,12 +7,33 @@ stands in :mod:`edged.config_rules`. The README's reference is made from the sam
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from pathlib import Path  # noqa: TC003 - the reader resolves the annotations
 
-DEFAULT_SOCKET = Path("/run/edged/edged.sock")
+from edged.config_keys import key as _key
+from edged.config_listen import (
+    DEFAULT_SOCKET,
+    SCOPES,
+    UNIX_PATH_LIMIT,
+    ListenConfig,
+    SocketConfig,
+    TlsConfig,
+    default_socket,
+)
+from edged.config_operation import LogConfig, WatchdogConfig
+
+__all__ = [
+    "DEFAULT_SOCKET",
+    "SCOPES",
+    "UNIX_PATH_LIMIT",
+    "ListenConfig",
+    "LogConfig",
+    "SocketConfig",
+    "TlsConfig",
+    "WatchdogConfig",
+    "default_socket",
+]
+
 TOKENIZING_BYTES = 512
 """Memory that a tokenizer takes for a byte of text at most (measured with the `tokenizers` library on text of which each
 byte is a token: 490; English takes 180)."""
@@ -20,83 +41,11 @@ TOKEN_TEXT_BYTES = 8
 """Bytes of text that the default of limits.prompt_size allows for each token of the context (English has about 4)."""
 DAEMON_BYTES = 112 * 2**20
 """Memory of a daemon that tokenizes nothing: 75 MiB were measured with one model, the rest is for messages."""
-UNIX_PATH_LIMIT = 107
-"""Bytes that fit in ``sockaddr_un.sun_path`` with its closing zero (Linux)."""
-
-
-def default_socket() -> Path:
-    """The unix socket that daemon and edgectl share when none is named.
-
-    ``/run/edged/edged.sock`` where that folder is writable, else ``$XDG_RUNTIME_DIR/edged.sock``, else
-    ``/tmp/edged-<uid>/edged.sock``.
-    """
-    if os.access(DEFAULT_SOCKET.parent, os.W_OK):
-        return DEFAULT_SOCKET
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and os.access(runtime, os.W_OK):
-        return Path(runtime) / "edged.sock"
-    return Path(f"/tmp/edged-{os.getuid()}/edged.sock")  # noqa: S108 - a folder of mode 0700 that the daemon makes
-
-
-def _key(
-    doc: str,
-    *,
-    unit: str = "",
-    choices: tuple[Any, ...] = (),
-    low: float | None = None,
-    high: float | None = None,
-    multiple: int = 1,
-    pattern: str = "",
-    default: str = "",
-) -> dict[str, Any]:
-    """Metadata of one key.
-
-    Args:
-        doc: What it means, as the reference prints it.
-        unit: ``size`` or ``duration`` when the value is written with a unit.
-        choices: Every value that is allowed.
-        low: Smallest value, inclusive; for a list, its fewest entries.
-        high: Largest value, inclusive; for a list, its most entries.
-        multiple: The value is a multiple of this.
-        pattern: Regular expression that the whole text matches.
-        default: What the reference says instead of the field's default.
-    """
-    return {
-        "doc": doc,
-        "unit": unit,
-        "choices": choices,
-        "low": low,
-        "high": high,
-        "multiple": multiple,
-        "pattern": pattern,
-        "default": default,
-    }
-
 
 SIZE_LIMIT = 2**50
 """Largest size that is believed: 1 PiB, far above any machine and far below what 64 bits hold."""
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}"
 """A model's name also names a health service and a metric label, so it holds no spaces or control characters."""
-
-
-@dataclass(frozen=True)
-class ListenConfig:
-    """Where the daemon listens."""
-
-    unix: Path | None = field(
-        default=None,
-        metadata=_key(
-            f"Unix socket path, at most {UNIX_PATH_LIMIT} bytes",
-            default="the socket edgectl looks for: `/run/edged/edged.sock` where that folder is writable, else "
-            "`$XDG_RUNTIME_DIR/edged.sock`, else `/tmp/edged-UID/edged.sock`",
-        ),
-    )
-    tcp: str | None = field(
-        default=None,
-        metadata=_key(
-            "HOST:PORT on loopback, such as 127.0.0.1:50051; port 0 takes a free one", default="no TCP"
-        ),
-    )
 
 
 @dataclass(frozen=True)
@@ -258,7 +207,9 @@ class ModelConfig:
     )
     prefix_cache: bool = field(
         default=True,
-        metadata=_key("Remember the pages of prompts and answers, and share them with prompts that begin alike"),
+        metadata=_key(
+            "Remember the pages of prompts and answers, and share them with prompts that begin alike"
+        ),
     )
     session_share: float = field(
         default=0.5,
@@ -296,7 +247,10 @@ class QueueConfig:
     aging: float = field(
         default=10.0,
         metadata=_key(
-            "Time of waiting that weighs as much as one step of priority", unit="duration", low=0.001, high=86400
+            "Time of waiting that weighs as much as one step of priority",
+            unit="duration",
+            low=0.001,
+            high=86400,
         ),
     )
     stream_buffer: int = field(
@@ -317,7 +271,7 @@ class LimitsConfig:
         default=None,
         metadata=_key(
             "Largest request message",
-            default="twice limits.prompt_size, at least 1 MiB",
+            default="twice limits.prompt_size, at least 2 MiB",
             unit="size",
             low=1024,
             high=2**30,
@@ -363,42 +317,13 @@ class LimitsConfig:
     concurrent_streams: int = field(
         default=128, metadata=_key("Most calls open at once on one connection", low=1, high=65536)
     )
-
-
-@dataclass(frozen=True)
-class WatchdogConfig:
-    """When an engine that lives and does nothing is ended and started again."""
-
-    step_timeout: float | None = field(
-        default=None,
-        metadata=_key(
-            "Longest time that an engine with requests may take for one step; an idle one has this long too, at most "
-            "10s, for a sign of life",
-            unit="duration",
-            low=1,
-            high=86400,
-            default="`30s`, or `5min` where a model runs on the CPU",
-        ),
+    connections: int = field(
+        default=1024,
+        metadata=_key("Most connections open at once at one place of listen", low=1, high=65536),
     )
-    load_timeout: float = field(
-        default=600.0,
-        metadata=_key("Longest time of loading without progress", unit="duration", low=1, high=86400),
-    )
-
-
-@dataclass(frozen=True)
-class LogConfig:
-    """What is logged and how."""
-
-    level: str = field(
-        default="info", metadata=_key("Least important level", choices=("debug", "info", "warning", "error"))
-    )
-    format: str = field(
-        default="auto",
-        metadata=_key(
-            "JSON lines or coloured text; auto: text on a terminal, JSON elsewhere",
-            choices=("auto", "json", "text"),
-        ),
+    header_size: int = field(
+        default=16384,
+        metadata=_key("Largest headers of one call", unit="size", low=4096, high=2**20),
     )
 
 
@@ -436,7 +361,7 @@ class Config:
     @property
     def message_size(self) -> int:
         """Bytes that a request message may have."""
-        return self.limits.message_size or max(2**20, 2 * self.prompt_size)
+        return self.limits.message_size or max(2**21, 2 * self.prompt_size)
 
     @property
     def step_timeout(self) -> float:

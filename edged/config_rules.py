@@ -139,20 +139,55 @@ def _check_rope(scaling: RopeScalingConfig, path: str, report: Report) -> None:
 
 
 def _check_listen(listen: ListenConfig, report: Report) -> None:
-    if listen.unix is not None and report.sound("listen.unix"):
-        length = len(os.fsencode(listen.unix))
+    paths: dict[str, str] = {}
+    for place, path in [
+        ("listen.unix", listen.unix),
+        *((f"listen.sockets[{index}].path", socket.path) for index, socket in enumerate(listen.sockets)),
+    ]:
+        if path is None or not report.sound(place):
+            continue
+        length = len(os.fsencode(path))
         if length > UNIX_PATH_LIMIT:
             report.refuse(
-                "listen.unix",
-                f"found a path of {length} bytes ({show(str(listen.unix))})",
+                place,
+                f"found a path of {length} bytes ({show(str(path))})",
                 f"write one of at most {UNIX_PATH_LIMIT} bytes, which is what Linux allows for a socket",
             )
+        first = paths.setdefault(os.path.abspath(path), place)  # noqa: PTH100 - links are not followed
+        if first != place:
+            report.refuse(
+                place, f"found {show(str(path))}, which {first} has too", "give each socket a path of its own"
+            )
+    _check_tls(listen, report)
     if listen.tcp is not None and report.sound("listen.tcp"):
-        for problem, remedy in _tcp_faults(listen.tcp):
+        for problem, remedy in _tcp_faults(listen):
             report.refuse("listen.tcp", problem, remedy)
 
 
-def _tcp_faults(tcp: str) -> Iterator[tuple[str, str]]:
+def _check_tls(listen: ListenConfig, report: Report) -> None:
+    tls = listen.tls
+    for have, other, value in (
+        ("certificate", "key", (tls.certificate, tls.key)),
+        ("key", "certificate", (tls.key, tls.certificate)),
+        ("client_ca", "certificate", (tls.client_ca, tls.certificate)),
+    ):
+        if value[0] is not None and value[1] is None and report.sound(f"listen.tls.{other}"):
+            report.refuse(f"listen.tls.{have}", f"found it without {other}", f"write listen.tls.{other} too")
+    for key, given in (
+        ("listen.tls", tls.certificate is not None),
+        ("listen.tokens", listen.tokens is not None),
+        ("listen.tcp_scopes", bool(listen.tcp_scopes)),
+    ):
+        if given and listen.tcp is None and report.sound("listen.tcp"):
+            report.refuse(
+                key,
+                "found it without listen.tcp, to which alone it applies",
+                "write listen.tcp, or leave it out: the rights on a unix socket are its guard",
+            )
+
+
+def _tcp_faults(listen: ListenConfig) -> Iterator[tuple[str, str]]:
+    tcp = str(listen.tcp)
     form = "write HOST:PORT, such as 127.0.0.1:50051 or [::1]:50051"
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]]+)):([0-9]{1,6})", tcp)
     if match is None:
@@ -161,14 +196,25 @@ def _tcp_faults(tcp: str) -> Iterator[tuple[str, str]]:
     host, port = match[1] or match[2], int(match[3])
     if port > 65535:
         yield f"found port {port}", "write a port from 1 to 65535, or 0 for a free one"
-    if match[1] is None and host == "localhost":
+    if is_loopback(host) or listen.i_accept_off_host_access_without_tls_and_authentication:
         return
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
+    missing = []
+    if listen.tls.certificate is None:
+        missing.append("listen.tls.certificate and listen.tls.key")
+    if listen.tokens is None and listen.tls.client_ca is None:
+        missing.append("listen.tokens or listen.tls.client_ca")
+    if missing:
         yield (
             f"found host {show(host)}, which is not loopback",
-            "write 127.0.0.1, [::1] or localhost; edged has no TLS yet, so it does not listen off-host",
+            f"write {' and '.join(missing)}, so that nobody listens in and not everybody may call; or listen on 127.0.0.1",
         )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a host's address, as far as its text says."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -265,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             choose_executor(model)
         ledger = plan_memory(config)
         if options.check:
-            Listeners(config.listen).unix.check()
+            Listeners(config.listen).check()
             for model in config.models:
                 check_folder(model.path)
             ServedModels(config).load()

@@ -17,11 +17,13 @@ class Code(enum.Enum):
     INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
+    PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
     FAILED_PRECONDITION = 9
     UNIMPLEMENTED = 12
     INTERNAL = 13
     UNAVAILABLE = 14
+    UNAUTHENTICATED = 16
 
 
 class EdgedError(Exception):
@@ -64,6 +66,18 @@ class FailedPreconditionError(EdgedError):
     """The system is not in the state that the call needs."""
 
     code = Code.FAILED_PRECONDITION
+
+
+class UnauthenticatedError(EdgedError):
+    """The call carries no credential that is known."""
+
+    code = Code.UNAUTHENTICATED
+
+
+class PermissionDeniedError(EdgedError):
+    """The caller is known, or need not be, and may not make this call here."""
+
+    code = Code.PERMISSION_DENIED
 
 
 class UnavailableError(EdgedError):
@@ -123,6 +137,8 @@ _BY_CODE: dict[Code, type[EdgedError]] = {
         NotFoundError,
         ResourceExhaustedError,
         FailedPreconditionError,
+        UnauthenticatedError,
+        PermissionDeniedError,
         UnavailableError,
         DeadlineError,
         CancelledError,

@@ -30,6 +30,8 @@ def connect(address: str | None) -> Client:
     try:
         return Client(address)
     except InvalidArgumentError as error:
+        if error.field != "address":
+            raise
         raise typer.BadParameter(error.message, param_hint="'--address'") from None
 
 

@@ -52,6 +52,8 @@ _REFUSALS = frozenset(
         Code.NOT_FOUND,
         Code.FAILED_PRECONDITION,
         Code.UNIMPLEMENTED,
+        Code.PERMISSION_DENIED,
+        Code.UNAUTHENTICATED,
     }
 )
 

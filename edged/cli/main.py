@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from edged import __version__
+from edged.cli.credential_options import with_credentials
 from edged.cli.exit_codes import EPILOG, ExitCode, exit_code_of
 from edged.cli.options import AddressOption, checked_address
 from edged.cli.terminal import detach_stdout, prepare_streams, say_error
@@ -27,8 +28,10 @@ COMMANDS = {
     "models": "edged.cli.models",
     "build": "edged.cli.build",
     "engines": "edged.cli.engines",
+    "sessions": "edged.cli.sessions",
     "doctor": "edged.cli.doctor",
     "service": "edged.cli.service",
+    "token": "edged.cli.token",
 }
 """Command → the module that holds it as ``command``; imported when the command is named."""
 
@@ -96,7 +99,7 @@ class LazyGroup(TyperGroup):
         module = importlib.import_module(COMMANDS[cmd_name])
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         single.command(cmd_name, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})(
-            module.command
+            with_credentials(module.command)
         )
         return typer.main.get_command(single)
 

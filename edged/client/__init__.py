@@ -10,6 +10,7 @@ with Client() as client:
 from edged.client.address import default_address
 from edged.client.asynchronous import AsyncClient, AsyncGeneration
 from edged.client.blocking import Client, Generation
+from edged.client.credentials import Credentials
 from edged.client.events import Answer, Chunk, Event, Finished, Started, Usage
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "AsyncGeneration",
     "Chunk",
     "Client",
+    "Credentials",
     "Event",
     "Finished",
     "Generation",

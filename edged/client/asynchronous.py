@@ -11,7 +11,8 @@ import grpc.aio
 
 from edged.client.address import Address, default_address
 from edged.client.blocking import describe_state
-from edged.client.channel import OPTIONS
+from edged.client.channel import open_channel
+from edged.client.credentials import Credentials
 from edged.client.events import Answer, AnswerBuilder, Event, read_event
 from edged.client.failures import read_failure
 from edged.client.requests import (
@@ -70,10 +71,17 @@ class AsyncGeneration:
 class AsyncClient:
     """A connection to the daemon, as :class:`~edged.client.blocking.Client`, for one event loop."""
 
-    def __init__(self, address: str | None = None, *, wait_for_ready: bool = False) -> None:
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        wait_for_ready: bool = False,
+        credentials: Credentials | None = None,
+    ) -> None:
         self.address = Address(address or default_address())
         self._wait = wait_for_ready
-        self._channel = grpc.aio.insecure_channel(self.address.target, OPTIONS)
+        credentials = credentials or Credentials.from_environment()
+        self._channel = open_channel(grpc.aio, self.address, credentials)
         # The generated stubs are typed for the channel of threads.
         self._inference: Any = inference_pb2_grpc.InferenceStub(self._channel)
         self._control: Any = control_pb2_grpc.ControlStub(self._channel)

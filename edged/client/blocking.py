@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from edged.client.address import Address, default_address
-from edged.client.channel import OPTIONS
+from edged.client.channel import open_channel
+from edged.client.credentials import Credentials
 from edged.client.events import Answer, AnswerBuilder, Event, read_event
 from edged.client.failures import read_failure
 from edged.client.requests import (
@@ -23,7 +24,7 @@ from edged.errors import DeadlineError, EdgedError
 from edged.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator
 
     from typing_extensions import Self, Unpack
 
@@ -78,15 +79,24 @@ class Client:
     Args:
         address: ``unix:PATH``, a path or ``HOST:PORT``; by default ``EDGED_ADDRESS`` or the default unix socket.
         wait_for_ready: Calls wait, within their timeout, for a daemon that is not there yet or starts again.
+        credentials: TLS and a token; by default those of the environment
+            (:meth:`~edged.client.credentials.Credentials.from_environment`).
 
     Raises:
-        InvalidArgumentError: The address is malformed.
+        InvalidArgumentError: The address is malformed, or a file of the credentials cannot be used.
     """
 
-    def __init__(self, address: str | None = None, *, wait_for_ready: bool = False) -> None:
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        wait_for_ready: bool = False,
+        credentials: Credentials | None = None,
+    ) -> None:
         self.address = Address(address or default_address())
         self._wait = wait_for_ready
-        self._channel = grpc.insecure_channel(self.address.target, OPTIONS)
+        credentials = credentials or Credentials.from_environment()
+        self._channel = open_channel(grpc, self.address, credentials)
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)
         self._control = control_pb2_grpc.ControlStub(self._channel)
 
@@ -169,7 +179,7 @@ class Client:
             )
         return response
 
-    def watch_status(self, interval: float = 1.0) -> Iterator[control_pb2.GetStatusResponse]:
+    def watch_status(self, interval: float = 1.0) -> Generator[control_pb2.GetStatusResponse, None, None]:
         """The state now, at every change and every ``interval`` seconds, until the iterator is closed.
 
         Raises (while iterating):

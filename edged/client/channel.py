@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from edged.client.credentials import TokenChannel
+
+if TYPE_CHECKING:
+    from edged.client.address import Address
+    from edged.client.credentials import Credentials
+
 OPTIONS: tuple[tuple[str, int], ...] = (
     # Several tries within the second or two that a daemon takes to start again.
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -13,3 +21,23 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", -1),
 )
+
+
+def open_channel(grpc: Any, address: Address, credentials: Credentials) -> Any:  # noqa: ANN401 - gRPC's channel
+    """Connect, in clear text or with TLS, with or without a token.
+
+    Args:
+        grpc: ``grpc`` for threads or ``grpc.aio`` for asyncio.
+        address: Of the daemon.
+        credentials: What the client shows and demands.
+
+    Raises:
+        InvalidArgumentError: A file cannot be read, or a token would go through the network in clear text.
+    """
+    credentials.check_token(address)
+    options = (*OPTIONS, *credentials.options())
+    if credentials.uses_tls(address):
+        channel = grpc.secure_channel(address.target, credentials.channel_credentials(), options)
+    else:
+        channel = grpc.insecure_channel(address.target, OPTIONS)
+    return TokenChannel(channel, credentials.metadata) if credentials.has_token else channel

@@ -19,8 +19,6 @@ _NEAREST = {
     grpc.StatusCode.ABORTED: Code.UNAVAILABLE,
     grpc.StatusCode.ALREADY_EXISTS: Code.FAILED_PRECONDITION,
     grpc.StatusCode.OUT_OF_RANGE: Code.INVALID_ARGUMENT,
-    grpc.StatusCode.PERMISSION_DENIED: Code.FAILED_PRECONDITION,
-    grpc.StatusCode.UNAUTHENTICATED: Code.FAILED_PRECONDITION,
 }
 
 
@@ -48,6 +46,12 @@ def read_failure(failure: grpc.RpcError, address: Address, timeout: float | None
         unreachable = address.unreachable()
         if unreachable is not None:
             return unreachable
+        if "handshake" in message.lower() or "certificate" in message.lower():
+            return UnreachableError(
+                f"edged at {address} and this client do not agree on TLS ({message}): name the authority of its "
+                "certificate with --tls-ca (EDGED_TLS_CA), and a certificate of your own if it asks for one",
+                field="address",
+            )
         if message.startswith("failed to connect"):  # and now it is there: it has just been started
             return UnreachableError(f"cannot reach edged at {address} yet: {message}", field="address")
         return UnavailableError(f"the connection to edged at {address} broke: {message}")

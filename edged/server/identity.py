@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edged.server.guard import caller_name
+
 if TYPE_CHECKING:
     from edged.server.methods import AnyContext
 
@@ -28,6 +30,10 @@ def caller_of(context: AnyContext) -> Caller:
     return Caller(tenant, tenant or str(context.peer()))
 
 
-def identity_of(_context: AnyContext) -> str:
-    """What the caller has proved to be; empty while there is no authentication."""
-    return ""
+def identity_of(context: AnyContext) -> str:
+    """What the caller has proved to be: its token's name, or the name in its certificate; empty for neither."""
+    name = caller_name()
+    if name:
+        return f"token:{name}"
+    shown = next(iter(context.auth_context().get("x509_common_name") or ()), b"")
+    return f"certificate:{shown.decode('utf-8', 'replace')}" if shown else ""

@@ -1,4 +1,4 @@
-"""Where the daemon listens: a unix socket, and TCP on loopback.
+"""Where the daemon listens, and who may do what there: unix sockets, and TCP, on loopback or with TLS.
 
 gRPC lets several processes share one TCP port, so that a second daemon would silently take a part of the first one's
 clients. A test bind refuses that with the reason.
@@ -9,9 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edged.config import SCOPES
+from edged.config_rules import is_loopback
 from edged.errors import ListenError
+from edged.server.certificates import Certificates
+from edged.server.tokens import TokenFile
 from edged.server.unix_listener import UnixListener
 
 if TYPE_CHECKING:
@@ -21,15 +26,17 @@ if TYPE_CHECKING:
 
 
 class TcpListener:
-    """HOST:PORT on loopback; the configuration's rules refuse every other host.
+    """HOST:PORT; the configuration's rules refuse hosts beyond loopback without TLS and authentication.
 
     Args:
         tcp: The value of ``listen.tcp``; port 0 takes a free one.
+        certificates: For TLS; None listens in clear text.
     """
 
-    def __init__(self, tcp: str) -> None:
+    def __init__(self, tcp: str, certificates: Certificates | None = None) -> None:
         host, _, port = tcp.rpartition(":")
         self.host, self.port = host.strip("[]"), int(port)
+        self._certificates = certificates
 
     @property
     def address(self) -> str:
@@ -67,7 +74,10 @@ class TcpListener:
         """
         self.check()
         try:
-            self.port = server.add_insecure_port(self.address)
+            if self._certificates is None:
+                self.port = server.add_insecure_port(self.address)
+            else:
+                self.port = server.add_secure_port(self.address, self._certificates.credentials())
         except RuntimeError as error:
             raise self._refused(str(error)) from error
 
@@ -78,42 +88,92 @@ class TcpListener:
         )
 
 
+@dataclass(frozen=True)
+class Place:
+    """One place to listen at, and who may do what there.
+
+    Attributes:
+        listener: Binds it.
+        scopes: What callers may do.
+        tokens: Known tokens; None where none is asked for.
+    """
+
+    listener: UnixListener | TcpListener
+    scopes: tuple[str, ...]
+    tokens: TokenFile | None = None
+
+
 class Listeners:
-    """All places that a configuration names."""
+    """All places that a configuration names.
+
+    Args:
+        config: The configuration's ``listen``.
+    """
 
     def __init__(self, config: ListenConfig) -> None:
         self.unix = UnixListener(config.unix)
-        self.tcp = TcpListener(config.tcp) if config.tcp else None
+        """The first socket, which edgectl looks for."""
+        self.tokens = TokenFile(config.tokens) if config.tcp and config.tokens else None
+        self.certificates = Certificates(config.tls) if config.tcp and config.tls.certificate else None
+        self.tcp = TcpListener(config.tcp, self.certificates) if config.tcp else None
+        self._sockets = [
+            UnixListener(
+                socket.path,
+                owner=socket.owner,
+                group=socket.group,
+                mode=int(socket.mode, 8),
+                field=f"listen.sockets[{index}].path",
+            )
+            for index, socket in enumerate(config.sockets)
+        ]
+        self.places = [
+            Place(self.unix, SCOPES),
+            *(Place(ours, each.scopes) for ours, each in zip(self._sockets, config.sockets, strict=True)),
+        ]
+        """Every place, each to get a server of its own."""
+        if self.tcp:
+            open_to_all = is_loopback(self.tcp.host) or self.tokens is not None
+            scopes = config.tcp_scopes or (SCOPES if open_to_all else ("infer", "status"))
+            self.places.append(Place(self.tcp, scopes, self.tokens))
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """What clients connect to."""
-        return (self.unix.address, self.tcp.address) if self.tcp else (self.unix.address,)
+        return tuple(place.listener.address for place in self.places)
+
+    def check(self) -> None:
+        """Refuse what can never work, claiming nothing.
+
+        Raises:
+            ListenError: A path, a certificate or a token file is at fault.
+        """
+        for unix in (self.unix, *self._sockets):
+            unix.check()
+        self._check_credentials()
 
     def claim(self) -> None:
-        """Refuse what cannot work before anything is loaded, and hold the socket's path.
+        """Refuse what cannot work before anything is loaded, and hold the sockets' paths.
 
         Raises:
-            ListenError: A place is in use, missing, forbidden or too long.
+            ListenError: A place is in use, missing, forbidden or too long; a certificate or a token file is at fault.
         """
-        self.unix.claim()
-        if self.tcp:
-            try:
+        self._check_credentials()
+        try:
+            for unix in (self.unix, *self._sockets):
+                unix.claim()
+            if self.tcp:
                 self.tcp.check()
-            except ListenError:
-                self.unix.close()
-                raise
+        except ListenError:
+            self.close()
+            raise
 
-    def bind(self, server: grpc.aio.Server) -> None:
-        """Add every place to ``server``.
-
-        Raises:
-            ListenError: One cannot be bound.
-        """
-        self.unix.bind(server)
-        if self.tcp:
-            self.tcp.bind(server)
+    def _check_credentials(self) -> None:
+        if self.certificates is not None:
+            self.certificates.check()
+        if self.tokens is not None:
+            self.tokens.check()
 
     def close(self) -> None:
-        """Remove the socket and give up its path."""
-        self.unix.close()
+        """Remove the sockets and give up their paths."""
+        for unix in (self.unix, *self._sockets):
+            unix.close()

@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from edged.server.control import Control
+from edged.server.guard import Guard
 from edged.server.health import INFERENCE, WHOLE_DAEMON, Health, model_service
 from edged.server.inference import Inference
 from edged.server.listeners import Listeners
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from edged.worker.supervisor import Supervisor
 
 _STOP_SECONDS = 2.0
-_HEADER_BYTES = 16 * 1024
+_HANDSHAKE_MILLISECONDS = 10_000
 
 
 class Server:
@@ -46,7 +47,7 @@ class Server:
         self._inference = Inference(self._models, supervisor, config.limits)
         self._health = Health(tuple(model.name for model in config.models))
         self._control: Control | None = None
-        self._server: grpc.aio.Server | None = None
+        self._servers: list[grpc.aio.Server] = []
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -72,8 +73,17 @@ class Server:
         Raises:
             ListenError: A place cannot be bound.
         """
-        server = grpc.aio.server(options=_options(self._config))
-        self._listeners.bind(server)
+        servers = []
+        for place in self._listeners.places:
+            guard = Guard(
+                place.listener.address,
+                place.scopes,
+                place.tokens,
+                demand_token=place.tokens is not None,
+            )
+            server = grpc.aio.server(options=_options(self._config), interceptors=[guard])
+            place.listener.bind(server)
+            servers.append(server)
         control = self._control = Control(
             self._config,
             self._supervisor,
@@ -86,14 +96,15 @@ class Server:
             (control_pb2.DESCRIPTOR.services_by_name["Control"], control),
             (health_pb2.DESCRIPTOR.services_by_name["Health"], self._health),
         ]
-        server.add_generic_rpc_handlers(
-            tuple(service_handler(descriptor, servicer) for descriptor, servicer in services)
-        )
+        handlers = tuple(service_handler(descriptor, servicer) for descriptor, servicer in services)
         names = [descriptor.full_name for descriptor, _ in services]
-        reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
+        for server in servers:
+            server.add_generic_rpc_handlers(handlers)
+            reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
         self._supervisor.subscribe(self.update_health)
-        await server.start()
-        self._server = server
+        for server in servers:
+            await server.start()
+            self._servers.append(server)
 
     async def load_models(self) -> None:
         """Read tokenizers and templates, in a thread.
@@ -118,10 +129,9 @@ class Server:
         self._health.close()
         if self._control is not None:
             self._control.close()
-        if self._server is not None:
-            await self._server.stop(_STOP_SECONDS)
+        await asyncio.gather(*(server.stop(_STOP_SECONDS) for server in self._servers))
         self._models.close()
-        self._inference.close()
+        await self._inference.close()
         self._listeners.close()
 
 
@@ -131,7 +141,13 @@ def _options(config: Config) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", config.message_size),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_concurrent_streams", config.limits.concurrent_streams),
-        ("grpc.max_metadata_size", _HEADER_BYTES),
+        ("grpc.max_metadata_size", config.limits.header_size),
+        ("grpc.absolute_max_metadata_size", 2 * config.limits.header_size),
+        ("grpc.max_allowed_incoming_connections", config.limits.connections),
+        # Who connects and says nothing, or byte after byte, is let go; the default is two minutes.
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MILLISECONDS),
+        # Pings that come more often than below end the connection at the third.
+        ("grpc.http2.max_ping_strikes", 2),
         # With it, several daemons could share a port, each with a part of the clients.
         ("grpc.so_reuseport", 0),
         # A client that is gone without a word (a radio link, a suspended laptop) is noticed within half a minute.

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import grp
 import os
+import pwd
 import socket
 import stat
 from contextlib import contextmanager, suppress
@@ -36,9 +38,22 @@ class UnixListener:
 
     Args:
         path: Where the socket is to be; None takes the default that edgectl looks for.
+        owner: User that is to own it, by name or number; empty: this process's.
+        group: Likewise its group.
+        mode: Rights on it.
+        field: Its key in the configuration, for messages.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        owner: str = "",
+        group: str = "",
+        mode: int = SOCKET_MODE,
+        field: str = "listen.unix",
+    ) -> None:
+        self._owner, self._group, self._mode, self._field = owner, group, mode, field
         self.path = (path or default_socket()).absolute()
         self._is_private_default = path is None and self.path.parent.name == f"edged-{os.getuid()}"
         self._lock: int | None = None
@@ -58,29 +73,29 @@ class UnixListener:
         length = len(os.fsencode(self.path))
         if length > UNIX_PATH_LIMIT:
             raise ListenError(
-                f"listen.unix: {self.path} has {length} bytes and Linux allows {UNIX_PATH_LIMIT} for a socket; choose a "
+                f"{self._field}: {self.path} has {length} bytes and Linux allows {UNIX_PATH_LIMIT} for a socket; choose a "
                 "shorter path",
-                field="listen.unix",
+                field=self._field,
             )
         folder = self.path.parent
         if self._is_private_default:
             self._check_private_folder(folder)
         elif not folder.is_dir():
             raise ListenError(
-                f"listen.unix: the folder {folder} does not exist; make it with: mkdir -p {folder}",
-                field="listen.unix",
+                f"{self._field}: the folder {folder} does not exist; make it with: mkdir -p {folder}",
+                field=self._field,
             )
         if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
             raise ListenError(
-                f"listen.unix: user {os.getuid()} may not create files in {folder}; change its owner or mode, or choose "
+                f"{self._field}: user {os.getuid()} may not create files in {folder}; change its owner or mode, or choose "
                 "another path",
-                field="listen.unix",
+                field=self._field,
             )
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(self.path.lstat().st_mode):
                 raise ListenError(
-                    f"listen.unix: {self.path} exists and is no socket; remove it or choose another path",
-                    field="listen.unix",
+                    f"{self._field}: {self.path} exists and is no socket; remove it or choose another path",
+                    field=self._field,
                 )
 
     def claim(self) -> None:
@@ -99,28 +114,72 @@ class UnixListener:
         except OSError as error:
             self._release_lock()
             raise ListenError(
-                f"listen.unix: {self.path} cannot be claimed: {error.strerror}; check the rights of its folder",
-                field="listen.unix",
+                f"{self._field}: {self.path} cannot be claimed: {error.strerror}; check the rights of its folder",
+                field=self._field,
             ) from error
         except ListenError:
             self._release_lock()
             raise
 
     def bind(self, server: grpc.aio.Server) -> None:
-        """Add the socket to ``server``, readable and writable by owner and group alone.
+        """Add the socket to ``server``, with its owner, group and rights.
 
         Raises:
-            ListenError: It cannot be bound.
+            ListenError: It cannot be bound, or not be given away.
         """
+        user, group = self._ids()
         try:
-            with _umask(0o777 & ~SOCKET_MODE):
+            with _umask(0o777):  # nobody's until it is whose it is to be
                 server.add_insecure_port(f"unix:{quote(str(self.path))}")
-            self.path.chmod(SOCKET_MODE)
+            self._bound = self._identity()
+            self._give(user, group)
+            self.path.chmod(self._mode)
             self._bound = self._identity()
         except (RuntimeError, OSError) as error:
             raise ListenError(
-                f"listen.unix: {self.path} cannot be bound ({error}); choose another path",
-                field="listen.unix",
+                f"{self._field}: {self.path} cannot be bound ({error}); choose another path",
+                field=self._field,
+            ) from error
+
+    def _ids(self) -> tuple[int, int]:
+        """Numbers of owner and group; -1 leaves it as it is.
+
+        Raises:
+            ListenError: There is no user or group of that name.
+        """
+        try:
+            user = -1 if not self._owner else pwd.getpwnam(self._owner).pw_uid
+        except KeyError:
+            user = self._number(self._owner, "owner", "user")
+        try:
+            group = -1 if not self._group else grp.getgrnam(self._group).gr_gid
+        except KeyError:
+            group = self._number(self._group, "group", "group")
+        return user, group
+
+    def _number(self, text: str, key: str, kind: str) -> int:
+        if text.isdecimal() and int(text) < 2**32 - 1:
+            return int(text)
+        field = f"{self._field.rpartition('.')[0]}.{key}"
+        raise ListenError(f"{field}: there is no {kind} {text}; make it, or correct the name", field=field)
+
+    def _give(self, user: int, group: int) -> None:
+        """Give the socket away.
+
+        Raises:
+            ListenError: This process may not.
+        """
+        if user == -1 and group == -1:
+            return
+        try:
+            os.chown(self.path, user, group)
+        except OSError as error:
+            field = f"{self._field.rpartition('.')[0]}.{'group' if user in (-1, os.getuid()) else 'owner'}"
+            raise ListenError(
+                f"{field}: {self.path} cannot be given to {self._owner or 'its owner'}:{self._group or 'its group'} "
+                f"({error.strerror}); a daemon may give a socket to groups that it is a member of: "
+                f"systemctl edit edged, SupplementaryGroups={self._group or 'GROUP'}",
+                field=field,
             ) from error
 
     def close(self) -> None:
@@ -144,7 +203,7 @@ class UnixListener:
                 raise ListenError(
                     f"{folder} belongs to user {status.st_uid} or is no folder, so it is not safe; remove it, or name a "
                     "socket with listen.unix",
-                    field="listen.unix",
+                    field=self._field,
                 )
             if status.st_mode & 0o077:
                 folder.chmod(0o700)
@@ -195,9 +254,9 @@ class UnixListener:
                 pass  # somebody listens and is too busy to accept
             except PermissionError as error:
                 raise ListenError(
-                    f"listen.unix: {self.path} belongs to another user, and user {os.getuid()} may not see whether it "
+                    f"{self._field}: {self.path} belongs to another user, and user {os.getuid()} may not see whether it "
                     "is in use; remove it or choose another path",
-                    field="listen.unix",
+                    field=self._field,
                 ) from error
             except OSError as error:
                 if error.errno != errno.EPROTOTYPE:
@@ -206,9 +265,9 @@ class UnixListener:
 
     def _in_use(self, owner: str) -> ListenError:
         return ListenError(
-            f"listen.unix: {self.path} is in use by {owner}; stop it, or give this daemon a socket of its own with "
+            f"{self._field}: {self.path} is in use by {owner}; stop it, or give this daemon a socket of its own with "
             "listen.unix",
-            field="listen.unix",
+            field=self._field,
         )
 
 

@@ -236,9 +236,49 @@ ONE_FAULT = [
     (LEAST + "listen: {tcp: 'localhost:http'}", "listen.tcp", "no HOST:PORT", "127.0.0.1:50051"),
     (LEAST + "listen: {tcp: '::1:50051'}", "listen.tcp", "no HOST:PORT", "[::1]:50051"),
     (LEAST + "listen: {tcp: '127.0.0.1:65536'}", "listen.tcp", "port 65536", "from 1 to 65535"),
+    (
+        LEAST + "listen: {tcp: '0.0.0.0:50051', tokens: t}",
+        "listen.tcp",
+        "'0.0.0.0', which is not loopback",
+        "write listen.tls.certificate and listen.tls.key, so",
+    ),
+    (
+        LEAST + "listen: {tcp: '0.0.0.0:50051', tls: {certificate: c, key: k}}",
+        "listen.tcp",
+        "not loopback",
+        "write listen.tokens or listen.tls.client_ca, so",
+    ),
+    (LEAST + "listen: {tcp: '127.0.0.1:1', tls: {key: k}}", "listen.tls.key", "without certificate", "too"),
+    (
+        LEAST + "listen: {tcp: '127.0.0.1:1', tls: {certificate: c}}",
+        "listen.tls.certificate",
+        "without key",
+        "write listen.tls.key too",
+    ),
+    (
+        LEAST + "listen: {tcp: '127.0.0.1:1', tls: {client_ca: c}}",
+        "listen.tls.client_ca",
+        "without certificate",
+        "too",
+    ),
+    (LEAST + "listen: {tokens: t}", "listen.tokens", "without listen.tcp", "the rights on a unix socket"),
+    (
+        LEAST + "listen: {unix: a, sockets: [{path: ./a}]}",
+        "listen.sockets[0].path",
+        "listen.unix has too",
+        "own",
+    ),
+    (LEAST + "listen: {sockets: [{path: a, mode: 0660}]}", "listen.sockets[0].mode", "0660", '"0660"'),
+    (LEAST + "listen: {sockets: [{path: a, mode: '999'}]}", "listen.sockets[0].mode", "999", "0?[0-7]{3}"),
+    (
+        LEAST + "listen: {sockets: [{path: a, scopes: [root]}]}",
+        "listen.sockets[0].scopes[0]",
+        "root",
+        "one of infer, control, status",
+    ),
     (LEAST + "listen: {tcp: '0.0.0.0:50051'}", "listen.tcp", "'0.0.0.0', which is not loopback", "127.0.0.1"),
     (LEAST + "listen: {tcp: 'robot.local:50051'}", "listen.tcp", "not loopback", "127.0.0.1"),
-    (LEAST + "listen: {tcp: '[::]:50051'}", "listen.tcp", "not loopback", "[::1]"),
+    (LEAST + "listen: {tcp: '[::]:50051'}", "listen.tcp", "not loopback", "listen.tls.certificate"),
 ]
 
 

@@ -16,6 +16,8 @@ from edged.config import (
     ModelConfig,
     QueueConfig,
     RopeScalingConfig,
+    SocketConfig,
+    TlsConfig,
     WatchdogConfig,
 )
 from edged.config_reader import ConfigFileError, parse_config, read_config
@@ -38,6 +40,11 @@ def test_every_key_arrives():
         listen:
           unix: run/edged.sock
           tcp: "[::1]:50051"
+          sockets: [{path: run/arm.sock, owner: robot, group: "44", mode: "0600", scopes: [infer]}]
+          tls: {certificate: tls/server.pem, key: tls/server.key, client_ca: /etc/robots.pem}
+          tokens: tokens
+          tcp_scopes: [infer, status]
+          i_accept_off_host_access_without_tls_and_authentication: false
         memory: {budget: 1.5GiB, host: 256 MiB}
         models:
           - name: openbmb/MiniCPM4-8B
@@ -57,14 +64,21 @@ def test_every_key_arrives():
             attention: {mode: sparse, dense_below: 0, top_k: 32, window: 1024, init_blocks: 2, lse: exact}
             rope_scaling: {preset: minicpm4-128k}
         queue: {capacity: 0, aging: 2.5s, stream_buffer: 8}
-        limits: {message_size: 1MiB, prompt_size: 64KiB, stop_strings: 4, stop_bytes: 100B, stop_token_ids: 0, constraint_size: 3KiB, requests_per_client: 3, concurrent_streams: 7}
+        limits: {message_size: 1MiB, prompt_size: 64KiB, stop_strings: 4, stop_bytes: 100B, stop_token_ids: 0, constraint_size: 3KiB, requests_per_client: 3, concurrent_streams: 7, connections: 9, header_size: 8KiB}
         watchdog: {step_timeout: 5s, load_timeout: 2min}
         log: {level: debug, format: json}
         drain_timeout: 1.5min
         default_model: openbmb/MiniCPM4-8B
         """
     )
-    assert config.listen == ListenConfig(unix=FOLDER / "run/edged.sock", tcp="[::1]:50051")
+    assert config.listen == ListenConfig(
+        unix=FOLDER / "run/edged.sock",
+        tcp="[::1]:50051",
+        sockets=(SocketConfig(FOLDER / "run/arm.sock", "robot", "44", "0600", ("infer",)),),
+        tls=TlsConfig(FOLDER / "tls/server.pem", FOLDER / "tls/server.key", Path("/etc/robots.pem")),
+        tokens=FOLDER / "tokens",
+        tcp_scopes=("infer", "status"),
+    )
     assert config.memory == MemoryConfig(budget=1536 * 2**20, host=256 * 2**20)
     assert config.models == (
         ModelConfig(
@@ -91,6 +105,7 @@ def test_every_key_arrives():
     assert config.limits.message_size == 2**20
     assert config.limits.prompt_size == 2**16
     assert config.limits.stop_bytes == 100
+    assert (config.limits.connections, config.limits.header_size) == (9, 8192)
     assert config.limits.constraint_size == 3072
     assert config.watchdog == WatchdogConfig(step_timeout=5.0, load_timeout=120.0)
     assert config.step_timeout == 5.0

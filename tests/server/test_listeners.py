@@ -51,7 +51,7 @@ def test_the_socket_belongs_to_owner_and_group_alone(tmp_path):
             modes.append(stat.S_IMODE(listener.path.lstat().st_mode))
 
     listener.bind(Spy())
-    assert modes == [0o660]  # from the first moment on
+    assert modes == [0]  # nobody's until it is whose it is to be
     listener.close()
     assert list(tmp_path.iterdir()) == []
 

@@ -59,7 +59,8 @@ def test_the_folders_and_the_socket_have_the_rights_that_are_documented(running)
     socket = Path("/run/edged/edged.sock")
     assert stat.S_IMODE(socket.stat().st_mode) == 0o660
     assert socket.owner() == socket.group() == "edged"
-    for folder in ("/run/edged", "/var/lib/edged", "/var/cache/edged"):
+    assert stat.S_IMODE(socket.parent.stat().st_mode) == 0o755
+    for folder in ("/var/lib/edged", "/var/cache/edged"):
         assert stat.S_IMODE(Path(folder).stat().st_mode) == 0o750
         assert Path(folder).owner() == "edged"
     path = f"unix:{socket}"
