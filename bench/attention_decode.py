@@ -186,6 +186,7 @@ class Step:
         self.attender = DecodeAttender(
             kernels.operator("decode_attention"),
             multiprocessors=kernels.multiprocessors,
+            shared_bytes=kernels.shared_bytes,
             dtype="bfloat16",
             head_dim=DIM,
         )

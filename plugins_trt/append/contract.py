@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from plugins_trt.contract import (
     BLOCK,
-    MAX_DECODE,
-    Batch,
     DeviceArray,
     LaunchError,
+    QueryArguments,
     check_array,
-    check_heads,
     check_rows,
 )
 
-if TYPE_CHECKING:
-    from plugins_trt.arena import Arena
-
 
 @dataclass(frozen=True)
-class Append:
+class Append(QueryArguments):
     """The arguments of one launch.
 
     `q`, `k` and `v` may be parts of a fused projection's output: their rows may lie apart. `cosine` and `sine` are
@@ -30,10 +24,6 @@ class Append:
     zeros for padding. In a tree the compressed keys that nodes complete go to `node_fine` and `node_coarse`.
     """
 
-    batch: Batch
-    arena: Arena
-    layer: int
-    q: DeviceArray  # [T, H, D]
     k: DeviceArray  # [T, Hkv, D]
     v: DeviceArray  # [T, Hkv, D]
     q_out: DeviceArray  # [T, H, D]
@@ -49,10 +39,7 @@ class Append:
         """Checks everything that shapes and dtypes can tell."""
         tokens, dim, dtype = self.batch.tokens, self.arena.head_dim, self.arena.dtype
         kv_heads = self.arena.kv_heads
-        if len(self.q.shape) != 3:
-            raise LaunchError(f"q: shape {self.q.shape}, must be ({tokens}, heads, {dim})")
-        check_heads(self.heads, kv_heads, dim)
-        check_rows("q", self.q, dtype, (tokens, self.heads, dim))
+        self.check_queries(rows_apart=True)
         check_rows("k", self.k, dtype, (tokens, kv_heads, dim))
         check_rows("v", self.v, dtype, (tokens, kv_heads, dim))
         check_array("q_out", self.q_out, dtype, (tokens, self.heads, dim))
@@ -68,15 +55,5 @@ class Append:
                 check_array(name, norm, dtype, (dim,))
         if self.epsilon < 0:
             raise LaunchError(f"epsilon: {self.epsilon}, must not be negative")
-        if self.batch.tree_masks is not None:
-            if tokens > MAX_DECODE:
-                raise LaunchError(f"tree_masks: given for {tokens} tokens, a tree has at most {MAX_DECODE}")
-            for name, nodes in (("node_fine", self.node_fine), ("node_coarse", self.node_coarse)):
-                if nodes is None:
-                    raise LaunchError(f"{name}: missing, a tree's compressed keys go there")
-                check_array(name, nodes, dtype, (tokens, kv_heads, dim))
-
-    @property
-    def heads(self) -> int:
-        """Query heads."""
-        return self.q.shape[1]
+        self.check_tree()
+        self.check_nodes(self.node_fine, self.node_coarse)

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from plugins_trt.chunk_attention import contract as chunk_attention_contract
 from plugins_trt.chunk_selection import contract as chunk_selection_contract
 from plugins_trt.contract import (
     MAX_DECODE,
-    Batch,
     DeviceArray,
     LaunchError,
+    QueryArguments,
     SelectionRule,
     check_array,
-    check_heads,
     check_workspace,
     round_up,
 )
 from plugins_trt.decode_attention import contract as decode_attention_contract
 from plugins_trt.decode_selection import contract as decode_selection_contract
-
-if TYPE_CHECKING:
-    from plugins_trt.arena import Arena
 
 
 @dataclass(frozen=True)
@@ -110,18 +105,14 @@ def arrived_bytes(sequences: int, kv_heads: int) -> int:
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attention(QueryArguments):
     """One layer of one step.
 
-    `q`, `k`, `v` are the projections' outputs, before norm and RoPE; `out` gets the attention's, zeros for
+    `q`, `k`, `v` are the projections' outputs, before norm and RoPE (their rows may lie apart); `out` gets the attention's, zeros for
     padding. Buckets of up to 64 tokens take trees; larger ones are chunks. `arrived` is zero before the first
     launch and zero again after each.
     """
 
-    batch: Batch
-    arena: Arena
-    layer: int
-    q: DeviceArray  # [T, H, D], rows may lie apart
     k: DeviceArray  # [T, Hkv, D]
     v: DeviceArray  # [T, Hkv, D]
     out: DeviceArray  # [T, H, D]
@@ -137,16 +128,9 @@ class Attention:
 
     def __post_init__(self) -> None:
         """Checks what its parts do not check."""
-        if len(self.q.shape) != 3:
-            raise LaunchError(
-                f"q: shape {self.q.shape}, must be ({self.batch.tokens}, heads, {self.arena.head_dim})"
-            )
-        check_heads(self.q.shape[1], self.arena.kv_heads, self.arena.head_dim)
+        self.check_queries(rows_apart=True)
         check_array("out", self.out, self.arena.dtype, (self.batch.tokens, *self.q.shape[1:]))
-        if self.batch.tree_masks is not None and self.batch.tokens > MAX_DECODE:
-            raise LaunchError(
-                f"tree_masks: given for {self.batch.tokens} tokens, a tree has at most {MAX_DECODE}"
-            )
+        self.check_tree()
         if self.rule is not None and self.arrived is None and self.batch.tokens <= MAX_DECODE:
             raise LaunchError("arrived: missing, selection counts its thread blocks there")
 
@@ -159,7 +143,7 @@ class Attention:
         layout = Layout.of(
             tokens=self.batch.tokens,
             sequences=self.batch.sequences,
-            heads=self.q.shape[1],
+            heads=self.heads,
             kv_heads=self.arena.kv_heads,
             head_dim=self.arena.head_dim,
             max_pages=self.batch.max_pages,

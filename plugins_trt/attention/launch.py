@@ -37,6 +37,7 @@ class Attender:
         self._attend = DecodeAttender(
             kernels.operator("decode_attention"),
             multiprocessors=kernels.multiprocessors,
+            shared_bytes=kernels.shared_bytes,
             dtype=dtype,
             head_dim=head_dim,
         )

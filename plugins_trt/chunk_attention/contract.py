@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from plugins_trt.chunk_selection.contract import bitmap_words, check_chain, check_queries
+from plugins_trt.chunk_selection.contract import bitmap_words
 from plugins_trt.contract import (
-    Batch,
     DeviceArray,
     LaunchError,
+    QueryArguments,
     ceil_div,
     check_array,
     check_at_least,
     check_workspace,
     round_up,
 )
-
-if TYPE_CHECKING:
-    from plugins_trt.arena import Arena
 
 ALWAYS = (1 << 31) - 1
 """A `dense_below` that no position reaches."""
@@ -104,17 +99,13 @@ def workspace_bytes(
 
 
 @dataclass(frozen=True)
-class ChunkAttention:
+class ChunkAttention(QueryArguments):
     """The arguments of one attention, dense, sparse or both.
 
     A query at position i attends to everything before it while i + 1 < `dense_below`, and to the blocks that
     `chosen` names from there on. Each kind writes its own rows; both write zeros to padding.
     """
 
-    batch: Batch
-    arena: Arena
-    layer: int
-    q: DeviceArray  # [T, H, D]
     out: DeviceArray  # [T, H, D]
     dense_below: int = ALWAYS
     chosen: DeviceArray | None = None  # int32 or uint32 [kv_heads, T, ceil(max_pages / 32)]
@@ -123,25 +114,18 @@ class ChunkAttention:
 
     def __post_init__(self) -> None:
         """Checks everything that sizes and dtypes can tell."""
-        check_chain(self.batch)
-        check_queries("q", self.q, self.arena, self.batch.tokens)
-        check_queries("out", self.out, self.arena, self.batch.tokens)
+        self.check_chain()
+        self.check_queries(rows_apart=True)
+        self.check_rows_of_queries("out", self.out, rows_apart=True)
         if self.out.shape != self.q.shape:
             raise LaunchError(f"out: shape {self.out.shape}, must be that of q {self.q.shape}")
-        check_at_least("layer", self.layer, 0)
         check_at_least("dense_below", self.dense_below, 0)
         if self.dense_below > ALWAYS:
             raise LaunchError(f"dense_below: {self.dense_below}, must be at most {ALWAYS}")
         if self.chosen is not None:
             shape = (self.arena.kv_heads, self.batch.tokens, bitmap_words(self.batch.max_pages))
             check_array("chosen", self.chosen, ("int32", "uint32"), shape, alignment=4)
-        if self.scale is not None and not (self.scale > 0.0 and math.isfinite(self.scale)):
-            raise LaunchError(f"scale: {self.scale}, must be positive and finite")
-
-    @property
-    def heads(self) -> int:
-        """Query heads."""
-        return self.q.shape[1]
+        self.check_scale(self.scale)
 
     def dense_plan(self, multiprocessors: int) -> DensePlan:
         """How dense attention over this bucket is cut on a device of `multiprocessors`.

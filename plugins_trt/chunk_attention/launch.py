@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from plugins_trt.arena import Pool
 from plugins_trt.chunk_attention.contract import DENSE_ROWS, ChunkAttention
 from plugins_trt.chunk_selection.contract import bitmap_words, row_stride
-from plugins_trt.contract import BLOCK, KERNEL_DTYPES, Batch, LaunchError, ceil_div
+from plugins_trt.contract import BLOCK, KERNEL_DTYPES, Batch, LaunchError, ceil_div, softmax_scale
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ _SPARSE = {
 _MAX_WORDS = 256  # of a bitmap: 8192 pages
 
 
-class _Attention:
+class _Attention(ABC):
     """What the dense and the sparse launcher know of the device and the layout."""
 
     def __init__(
@@ -66,8 +66,9 @@ class _Attention:
         self.layout = f"{KERNEL_DTYPES[dtype]}_{head_dim}"
         self._prepare(function)
 
+    @abstractmethod
     def _prepare(self, function: Callable[[str, int], Any]) -> None:
-        raise NotImplementedError
+        """Finds the kernels of this kind, once the device is known."""
 
 
 class DenseChunkAttention(_Attention):
@@ -100,7 +101,7 @@ class DenseChunkAttention(_Attention):
             args.arena.kv_heads,
             args.dense_below,
             plan.splits,
-            _scale(args) * _LOG2E,
+            softmax_scale(args.scale, args.arena.head_dim) * _LOG2E,
             0,
         )
         kernel = self._whole if plan.splits == 1 else self._split
@@ -162,7 +163,7 @@ class SparseChunkAttention(_Attention):
             args.arena.kv_heads,
             words,
             args.dense_below,
-            _scale(args) * _LOG2E,
+            softmax_scale(args.scale, args.arena.head_dim) * _LOG2E,
             0,
         )
         self._kernels[variant].prepared_async_call(
@@ -178,7 +179,3 @@ class SparseChunkAttention(_Attention):
         if ceil_div(args.batch.tokens, _WARPS) * args.arena.kv_heads < self.multiprocessors:
             return "split_4"
         return next(variant for variant in self._kernels if variant != "split_4")
-
-
-def _scale(args: ChunkAttention) -> float:
-    return 1.0 / math.sqrt(args.arena.head_dim) if args.scale is None else args.scale

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from plugins_trt.contract import (
     BLOCK,
-    Batch,
     DeviceArray,
     LaunchError,
+    QueryArguments,
     SelectionRule,
     ceil_div,
     check_array,
     check_at_least,
-    check_heads,
-    check_rows,
     check_workspace,
     round_up,
 )
-
-if TYPE_CHECKING:
-    from plugins_trt.arena import Arena
 
 MAX_PAGES = 8192
 """Pages of the longest table that is compared: 524 288 tokens."""
@@ -41,33 +34,9 @@ def bitmap_words(max_pages: int) -> int:
     return ceil_div(max_pages, 32)
 
 
-def check_queries(name: str, array: DeviceArray, arena: Arena, tokens: int) -> None:
-    """Refuses queries (or outputs) that are not `[T, H, D]` rows of the arena's dtype, each row without gaps.
-
-    Raises:
-        LaunchError: naming the argument.
-    """
-    if len(array.shape) != 3:
-        raise LaunchError(f"{name}: shape {array.shape}, must be ({tokens}, heads, {arena.head_dim})")
-    check_heads(array.shape[1], arena.kv_heads, arena.head_dim)
-    check_rows(name, array, arena.dtype, (tokens, array.shape[1], arena.head_dim))
-
-
 def row_stride(array: DeviceArray) -> int:
     """Elements from a token's row to the next."""
     return array.contiguous_strides[0] if array.strides is None else array.strides[0]
-
-
-def check_chain(batch: Batch) -> None:
-    """Refuses trees: the tokens of a chunk follow one another.
-
-    Raises:
-        LaunchError: naming `tree_masks`.
-    """
-    if batch.tree_masks is not None:
-        raise LaunchError(
-            "tree_masks: given, but the tokens of a chunk follow one another; use decode_attention"
-        )
 
 
 @dataclass(frozen=True)
@@ -140,7 +109,7 @@ def workspace_bytes(
 
 
 @dataclass(frozen=True)
-class ChunkSelection:
+class ChunkSelection(QueryArguments):
     """The arguments of one selection.
 
     The step's own keys and compressed keys are in the arena already. Bit b % 32 of word b / 32 of
@@ -148,10 +117,6 @@ class ChunkSelection:
     choose nothing.
     """
 
-    batch: Batch
-    arena: Arena
-    layer: int
-    q: DeviceArray  # [T, H, D]
     chosen: DeviceArray  # int32 or uint32 [kv_heads, T, ceil(max_pages / 32)]
     workspace: DeviceArray  # uint8 or any, at least workspace_bytes
     rule: SelectionRule
@@ -159,19 +124,12 @@ class ChunkSelection:
 
     def __post_init__(self) -> None:
         """Checks everything that sizes and dtypes can tell."""
-        check_chain(self.batch)
-        check_queries("q", self.q, self.arena, self.batch.tokens)
-        check_at_least("layer", self.layer, 0)
+        self.check_chain()
+        self.check_queries(rows_apart=True)
         words = bitmap_words(self.batch.max_pages)
         shape = (self.arena.kv_heads, self.batch.tokens, words)
         check_array("chosen", self.chosen, ("int32", "uint32"), shape, alignment=4)
-        if self.scale is not None and not (self.scale > 0.0 and math.isfinite(self.scale)):
-            raise LaunchError(f"scale: {self.scale}, must be positive and finite")
-
-    @property
-    def heads(self) -> int:
-        """Query heads."""
-        return self.q.shape[1]
+        self.check_scale(self.scale)
 
     def plan(self, multiprocessors: int) -> SelectionPlan:
         """How this bucket is cut on a device of `multiprocessors`.

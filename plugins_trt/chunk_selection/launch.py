@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from plugins_trt.arena import Pool
@@ -13,7 +12,7 @@ from plugins_trt.chunk_selection.contract import (
     bitmap_words,
     row_stride,
 )
-from plugins_trt.contract import KERNEL_DTYPES, Batch, ceil_div
+from plugins_trt.contract import KERNEL_DTYPES, Batch, ceil_div, softmax_scale
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,7 +114,6 @@ class ChunkSelector:
 
 def _pack(args: ChunkSelection, plan: SelectionPlan) -> tuple[float, ...]:
     """The kernels' `SelectionArguments`, in the order of `_FORMAT`."""
-    scale = 1.0 / math.sqrt(args.arena.head_dim) if args.scale is None else args.scale
     return (
         *args.batch.pack(),
         *args.arena.pack(args.layer)[6:12],
@@ -134,6 +132,6 @@ def _pack(args: ChunkSelection, plan: SelectionPlan) -> tuple[float, ...]:
         args.rule.local,
         args.rule.total,
         args.rule.dense_below,
-        scale * _LOG2E,
+        softmax_scale(args.scale, args.arena.head_dim) * _LOG2E,
         0,
     )

@@ -6,7 +6,8 @@
 //            queries of sequences that bring several tokens: a tree, or the end of a prompt. Bound by arithmetic.
 //   combine: merges the parts of each token and head, always in the same order.
 //
-// The grid depends on the bucket; how many parts are used, on the lengths, by the same formula in every kernel.
+// The grid depends on the bucket; how many parts are used, on the lengths, by the same formula in every kernel. Where
+// it is one, the output is written at once.
 #pragma once
 #include "common.cuh"
 
@@ -17,7 +18,6 @@ struct Attend {
     const i32* counts;    // [T, kv_heads], or null
     float* partial;       // [T, kv_heads, parts, 16, D]: sums not yet divided
     float2* statistics;   // [T, kv_heads, parts, 16]: maximum (base 2) and sum of weights
-    i32* active;          // [T, kv_heads]: parts in use; 1 where the output is written already
     float scale;          // 1 / sqrt(D), times log2(e)
     i32 heads;
     i32 kv_heads;
@@ -26,12 +26,10 @@ struct Attend {
     i32 parts;            // parts that `partial` has room for
     i32 narrow_parts;     // the narrow grid's
     i32 wide_parts;       // the wide grid's, 0: not launched
-    i32 least_units;      // 16-key units that a warp of `narrow` takes at least
+    i32 least_units;      // 16-key units that a CTA of `narrow` takes at least
     i32 unused;
 };
 
-constexpr int kWarps = 4;
-constexpr int kThreads = kWarps * 32;
 constexpr int kHeads = 16;
 constexpr int kUnit = 16;                    // keys a warp of `narrow` takes at a time
 constexpr int kUnitsPerPage = kPage / kUnit;
@@ -97,9 +95,18 @@ __device__ __forceinline__ Context context_of(
 }
 
 __device__ __forceinline__ int narrow_active(const Attend& args, int entries) {
-    return max_int(1, min_int(args.narrow_parts, ceil_div(entries * kUnitsPerPage, kWarps * args.least_units)));
+    return max_int(1, min_int(args.narrow_parts, ceil_div(entries * kUnitsPerPage, args.least_units)));
 }
 
 __device__ __forceinline__ int wide_active(const Attend& args, int slots) {
     return max_int(1, min_int(args.wide_parts, ceil_div(ceil_div(slots, kPage), kLeastPages)));
+}
+
+// Parts in use of one token and KV head of a sequence that stored `length` tokens and brings `tokens`.
+__device__ __forceinline__ int active_parts(
+    const Batch& batch, const Attend& args, int length, int tokens, int token, int kv_head) {
+    int position = batch.positions[token];
+    bool dense = is_dense(args, position);
+    if (dense && is_wide(args, tokens)) return wide_active(args, length + tokens);
+    return narrow_active(args, context_of(batch, args, length, token, position, kv_head, dense).entries());
 }

@@ -15,7 +15,10 @@ __device__ __forceinline__ void combine(const Batch& batch, const Attend& args) 
     int token = blockIdx.y;
     int column = threadIdx.x % kColumns, group = threadIdx.x / kColumns;
     int query_head = kOneRow ? blockIdx.x : blockIdx.x * kGroups + group;
-    bool is_padding = token >= batch.sequence_starts[batch.sequences];
+    int kv_head = query_head / (args.heads / args.kv_heads);
+    int start, tokens, length, active = 1;
+    bool is_padding = batch.sequence_of(token, start, tokens, length) < 0;
+    if (!is_padding && query_head < args.heads) active = active_parts(batch, args, length, tokens, token, kv_head);
     wait_for_dependencies();
     launch_dependents();
     if (!kOneRow && query_head >= args.heads) return;
@@ -25,21 +28,26 @@ __device__ __forceinline__ void combine(const Batch& batch, const Attend& args) 
         return;
     }
     int heads_of_group = args.heads / args.kv_heads;
-    i64 row = (i64)token * args.kv_heads + query_head / heads_of_group;
+    i64 row = (i64)token * args.kv_heads + kv_head;
     i64 place = row * args.parts * kHeads + query_head % heads_of_group;
-    int active = args.active[row];
     if (active == 1) return;
 
     float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
     float maximum = -kInfinity, weight = 0.0f;
-    auto add = [&](float2 statistic, float4 x) {
-        float larger = fmaxf(maximum, statistic.x);
+    // What was added so far is scaled to the largest maximum once, then each part is added with its own factor.
+    auto rescale = [&](float larger) {
         float shift = larger == -kInfinity ? 0.0f : larger;
-        float old = exp2_fast(maximum - shift), factor = exp2_fast(statistic.x - shift);
+        float old = exp2_fast(maximum - shift);
         maximum = larger;
-        weight = fmaf(weight, old, statistic.y * factor);
-        sum.x = fmaf(sum.x, old, x.x * factor), sum.y = fmaf(sum.y, old, x.y * factor);
-        sum.z = fmaf(sum.z, old, x.z * factor), sum.w = fmaf(sum.w, old, x.w * factor);
+        weight *= old;
+        sum.x *= old, sum.y *= old, sum.z *= old, sum.w *= old;
+        return shift;
+    };
+    auto add = [&](float2 statistic, float4 x, float shift) {
+        float factor = exp2_fast(statistic.x - shift);
+        weight = fmaf(statistic.y, factor, weight);
+        sum.x = fmaf(x.x, factor, sum.x), sum.y = fmaf(x.y, factor, sum.y);
+        sum.z = fmaf(x.z, factor, sum.z), sum.w = fmaf(x.w, factor, sum.w);
     };
     constexpr int kStep = kOneRow ? kGroups : 1;
     constexpr int kAhead = 8;  // parts under way
@@ -54,16 +62,24 @@ __device__ __forceinline__ void combine(const Batch& batch, const Attend& args) 
             x[i] = __ldcs(reinterpret_cast<const float4*>(args.partial + at * kDim) + column);
             if (part >= active) statistic[i] = float2{-kInfinity, 0.0f};
         }
+        float larger = maximum;
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) add(statistic[i], x[i]);
+        for (int i = 0; i < kAhead; ++i) larger = fmaxf(larger, statistic[i].x);
+        float shift = rescale(larger);
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) add(statistic[i], x[i], shift);
     }
     if constexpr (kOneRow) {
         sums[group][column] = sum;
         if (column == 0) statistics[group] = float2{maximum, weight};
         __syncthreads();
         if (group != 0) return;
+        float larger = maximum;
 #pragma unroll
-        for (int i = 1; i < kGroups; ++i) add(statistics[i], sums[i][column]);
+        for (int i = 1; i < kGroups; ++i) larger = fmaxf(larger, statistics[i].x);
+        float shift = rescale(larger);
+#pragma unroll
+        for (int i = 1; i < kGroups; ++i) add(statistics[i], sums[i][column], shift);
     }
     float inverse = 1.0f / weight;
     *out = uint2{T::pack(sum.x * inverse, sum.y * inverse), T::pack(sum.z * inverse, sum.w * inverse)};

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from plugins_trt.contract import (
-    MAX_DECODE,
-    Batch,
     DeviceArray,
     LaunchError,
+    QueryArguments,
     ceil_div,
     check_array,
     check_at_least,
-    check_heads,
     check_workspace,
     round_up,
 )
-
-if TYPE_CHECKING:
-    from plugins_trt.arena import Arena
 
 WIDE_ROWS = 128
 """Rows (tokens x heads of a group) of a wide tile."""
@@ -39,7 +32,6 @@ class AttentionPlan:
     wide_parts: int
     partial_bytes: int  # float32 [T, Hkv, parts, 16, D]
     statistics_bytes: int  # float32 [T, Hkv, parts, 16, 2]
-    active_bytes: int  # int32 [T, Hkv]
 
     @property
     def parts(self) -> int:
@@ -49,7 +41,7 @@ class AttentionPlan:
     @property
     def workspace_bytes(self) -> int:
         """Bytes in all, the partial sums first."""
-        return self.partial_bytes + self.statistics_bytes + self.active_bytes
+        return self.partial_bytes + self.statistics_bytes
 
     @classmethod
     def of(
@@ -91,7 +83,6 @@ class AttentionPlan:
             wide_parts=wide,
             partial_bytes=round_up(rows * head_dim * 4, 256),
             statistics_bytes=round_up(rows * 8, 256),
-            active_bytes=round_up(tokens * kv_heads * 4, 256),
         )
 
 
@@ -118,17 +109,13 @@ def workspace_bytes(
 
 
 @dataclass(frozen=True)
-class DecodeAttention:
+class DecodeAttention(QueryArguments):
     """The arguments of one attention.
 
     Query t at position i attends densely while i + 1 < `dense_below`, else to the pages `blocks[t, g]` names; with
     no `blocks` every query is dense. `out` gets zeros for padding.
     """
 
-    batch: Batch
-    arena: Arena
-    layer: int
-    q: DeviceArray  # [T, H, D]
     out: DeviceArray  # [T, H, D]
     workspace: DeviceArray
     blocks: DeviceArray | None = None  # int32 [T, Hkv, total]
@@ -138,27 +125,17 @@ class DecodeAttention:
 
     def __post_init__(self) -> None:
         """Checks everything that sizes and dtypes can tell."""
-        tokens, dim, kv_heads = self.batch.tokens, self.arena.head_dim, self.arena.kv_heads
-        if tokens > MAX_DECODE:
-            raise LaunchError(f"positions: {tokens} tokens, decode kernels take at most {MAX_DECODE}")
-        if len(self.q.shape) != 3:
-            raise LaunchError(f"q: shape {self.q.shape}, must be ({tokens}, heads, {dim})")
-        check_heads(self.heads, kv_heads, dim)
-        check_array("q", self.q, self.arena.dtype, (tokens, self.heads, dim))
-        check_array("out", self.out, self.arena.dtype, (tokens, self.heads, dim))
+        tokens, kv_heads = self.batch.tokens, self.arena.kv_heads
+        self.check_decode()
+        self.check_queries()
+        check_array("out", self.out, self.arena.dtype, self.q.shape)
         if self.blocks is not None:
             if self.counts is None:
                 raise LaunchError("counts: missing, `blocks` needs the number of blocks of each query")
             check_array("blocks", self.blocks, "int32", (tokens, kv_heads, None), alignment=4)
             check_array("counts", self.counts, "int32", (tokens, kv_heads), alignment=4)
         check_at_least("dense_below", self.dense_below, 0)
-        if self.scale is not None and not (self.scale > 0.0 and math.isfinite(self.scale)):
-            raise LaunchError(f"scale: {self.scale}, must be positive and finite")
-
-    @property
-    def heads(self) -> int:
-        """Query heads."""
-        return self.q.shape[1]
+        self.check_scale(self.scale)
 
     def plan(self, multiprocessors: int) -> AttentionPlan:
         """How this bucket is cut on a device of `multiprocessors`.

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from plugins_trt.arena import Arena
-from plugins_trt.contract import KERNEL_DTYPES, Batch, ceil_div
+from plugins_trt.contract import KERNEL_DTYPES, Batch, ceil_div, softmax_scale
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from plugins_trt.decode_attention.contract import AttentionPlan, DecodeAttention
 
-_ATTEND = "PPPPPPPfiiiiiiiii"
+_ATTEND = "PPPPPPfiiiiiiiii"
 _FORMAT = Batch.FORMAT + Arena.FORMAT + _ATTEND
 _COMBINE_FORMAT = Batch.FORMAT + _ATTEND
 _FEW_PARTS = 32
 _THREADS, _COMBINE_THREADS = 128, 256
-_NARROW_BYTES = {64: 4 * 4 * 2 * 16 * 64 * 2, 128: 4 * 3 * 2 * 16 * 128 * 2}
-_LEAST_UNITS = 3
+
+
+class _Form(NamedTuple):
+    """How the narrow kernel was instantiated in narrow.cu, and what suits that form."""
+
+    warps: int  # of a thread block
+    stages: int  # 16-key units that a warp has in shared memory
+    least_units: int  # that a thread block takes at least before the context is cut further
+
+    def shared_bytes(self, head_dim: int) -> int:
+        """Of a thread block: keys and values of 16 tokens a stage."""
+        return self.warps * self.stages * 2 * 16 * head_dim * 2
+
+
+_NARROW = {64: _Form(4, 4, 12), 128: _Form(4, 3, 12)}
+_ONE = _Form(8, 2, 8)
 _LOG2E = 1.4426950408889634
 
 
@@ -27,14 +40,22 @@ class DecodeAttender:
     """The kernels of one dtype and head_dim on one device."""
 
     def __init__(
-        self, function: Callable[[str, int], Any], *, multiprocessors: int, dtype: str, head_dim: int
+        self,
+        function: Callable[[str, int], Any],
+        *,
+        multiprocessors: int,
+        shared_bytes: int,
+        dtype: str,
+        head_dim: int,
     ) -> None:
         """Finds the kernels with `function` (see `registry.Kernels.operator`)."""
         self.multiprocessors = multiprocessors
         layout = f"{KERNEL_DTYPES[dtype]}_d{head_dim}"
-        self._narrow_bytes = _NARROW_BYTES[head_dim]
+        self._narrow = _Narrow(function, f"narrow_{layout}", head_dim, _NARROW[head_dim])
+        self._narrow_one = self._narrow
+        if _ONE.shared_bytes(head_dim) <= shared_bytes:
+            self._narrow_one = _Narrow(function, f"narrow_one_{layout}", head_dim, _ONE)
         self._wide_bytes = (128 + 4 * 64) * head_dim * 2
-        self._narrow = function(f"narrow_{layout}", self._narrow_bytes).prepare(_FORMAT, overlaps=True)
         self._wide = function(f"wide_{layout}", self._wide_bytes).prepare(_FORMAT, overlaps=True)
         self._combine_few = function(f"combine_few_{layout}", 0).prepare(_COMBINE_FORMAT, overlaps=True)
         self._combine_many = function(f"combine_many_{layout}", 0).prepare(_COMBINE_FORMAT, overlaps=True)
@@ -44,27 +65,28 @@ class DecodeAttender:
         args: DecodeAttention,
         stream: Any = None,  # noqa: ANN401 -- PyCUDA is untyped
         *,
-        least_units: int = _LEAST_UNITS,
+        least_units: int | None = None,
     ) -> None:
         """Enqueues one attention.
 
         Args:
             args: What to attend to.
             stream: None is the default stream.
-            least_units: 16-key units that a warp takes at least before the context is cut further.
+            least_units: 16-key units that a thread block takes at least before the context is cut further, for
+                measurements; None takes what suits the bucket.
 
         Raises:
             LaunchError: naming the argument, before anything runs.
         """
         plan, batch = args.plan(self.multiprocessors), args.batch
-        attend = _pack_attend(args, plan, least_units)
+        narrow = self._narrow_one if batch.tokens == 1 and args.blocks is not None else self._narrow
+        attend = _pack_attend(args, plan, least_units or narrow.least_units)
         packed = (*batch.pack(), *args.arena.pack(args.layer), *attend)
-        block = (_THREADS, 1, 1)
         if plan.narrow_parts:
-            grid = (plan.narrow_parts, args.arena.kv_heads, batch.tokens)
-            self._narrow.prepared_async_call(grid, block, stream, *packed, shared_size=self._narrow_bytes)
+            narrow((plan.narrow_parts, args.arena.kv_heads, batch.tokens), stream, packed)
         if plan.wide_tiles:
             grid = (plan.wide_parts, plan.wide_tiles, args.arena.kv_heads)
+            block = (_THREADS, 1, 1)
             self._wide.prepared_async_call(grid, block, stream, *packed, shared_size=self._wide_bytes)
         self._combine(args, plan, attend, stream)
 
@@ -94,8 +116,7 @@ def _pack_attend(args: DecodeAttention, plan: AttentionPlan, least_units: int) -
         0 if args.counts is None else args.counts.pointer,
         args.workspace.pointer,
         args.workspace.pointer + plan.partial_bytes,
-        args.workspace.pointer + plan.partial_bytes + plan.statistics_bytes,
-        (1.0 / math.sqrt(args.arena.head_dim) if args.scale is None else args.scale) * _LOG2E,
+        softmax_scale(args.scale, args.arena.head_dim) * _LOG2E,
         args.heads,
         args.arena.kv_heads,
         0 if args.blocks is None else args.blocks.shape[2],
@@ -106,3 +127,16 @@ def _pack_attend(args: DecodeAttention, plan: AttentionPlan, least_units: int) -
         least_units,
         0,
     )
+
+
+class _Narrow:
+    """A form of the narrow kernel."""
+
+    def __init__(self, function: Callable[[str, int], Any], name: str, head_dim: int, form: _Form) -> None:
+        self.least_units = form.least_units
+        self._bytes = form.shared_bytes(head_dim)
+        self._block = (32 * form.warps, 1, 1)
+        self._kernel = function(name, self._bytes).prepare(_FORMAT, overlaps=True)
+
+    def __call__(self, grid: tuple[int, int, int], stream: Any, packed: tuple[float, ...]) -> None:  # noqa: ANN401
+        self._kernel.prepared_async_call(grid, self._block, stream, *packed, shared_size=self._bytes)

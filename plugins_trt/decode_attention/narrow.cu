@@ -1,16 +1,12 @@
 // A part of the context of one token and KV head a CTA; see attend.cuh.
 #include "decode_attention/attend.cuh"
 
-template <int kDim>
-constexpr int kStages = kDim == 128 ? 3 : 4;
-
-template <int kDim>
-constexpr int kNarrowBytes = kWarps * kStages<kDim> * 2 * kUnit * kDim * 2;
-
+// `kStages`: units that a warp has in shared memory, each keys and values.
 // Grid: (narrow_parts, kv_heads, tokens).
-template <typename T, int kDim>
+template <typename T, int kDim, int kWarps, int kStages>
 __device__ __forceinline__ void narrow(const Batch& batch, const Arena& arena, const Attend& args) {
     extern __shared__ __align__(1024) unsigned char shared[];
+    constexpr int kThreads = kWarps * 32;
     constexpr int kSteps = kDim / 16;         // steps of 16 elements in a dot product
     constexpr int kTiles = kDim / 8;          // 8-column tiles of an output row
     constexpr int kPieces = kDim / 8;         // 16-byte pieces of a row
@@ -28,8 +24,9 @@ __device__ __forceinline__ void narrow(const Batch& batch, const Arena& arena, c
     int start, tokens, length;
     int sequence = batch.sequence_of(token, start, tokens, length);
     bool dense = is_dense(args, position);
-    bool is_ready = sequence < 0 || !dense || is_wide(args, tokens);
-    if (is_ready) {  // (a dense query finds its pages first)
+    // A dense query finds its pages before it waits, a sparse one (but in a tree) everything but its blocks.
+    bool is_ready = sequence < 0 || (dense && is_wide(args, tokens)) || (!dense && batch.tree_masks != nullptr);
+    if (is_ready) {
         wait_for_dependencies();
         launch_dependents();
     }
@@ -38,7 +35,6 @@ __device__ __forceinline__ void narrow(const Batch& batch, const Arena& arena, c
         if (part == 0) {
             for (int i = threadIdx.x; i < group * kPieces; i += kThreads)
                 reinterpret_cast<uint4*>(out)[i] = uint4{0, 0, 0, 0};
-            if (threadIdx.x == 0) args.active[row] = 1;
         }
         return;
     }
@@ -58,8 +54,8 @@ __device__ __forceinline__ void narrow(const Batch& batch, const Arena& arena, c
     int units = context.entries() * kUnitsPerPage;
     int workers = active * kWarps;
     int worker = part * kWarps + warp;
-    int first = (int)((i64)units * worker / workers);
-    int end = (int)((i64)units * (worker + 1) / workers);
+    int first = (int)((u32)units * (u32)worker / (u32)workers);
+    int end = (int)((u32)units * (u32)(worker + 1) / (u32)workers);
 
     // Lane l knows the page and the first slot of entry `window + l`.
     const i32* table = batch.table(sequence);
@@ -74,40 +70,9 @@ __device__ __forceinline__ void narrow(const Batch& batch, const Arena& arena, c
         entry_slot = from + lane < context.entries() ? slot_of(from + lane) : kNothing;
         entry_page = entry_slot < kNothing ? table[entry_slot / kPage] : 0;
     };
-    look_up(first / kUnitsPerPage);
-    if (!is_ready) {
-        wait_for_dependencies();
-        launch_dependents();
-    }
-    if (part == 0 && threadIdx.x == 0) args.active[row] = active;
-
-    u32 base = shared_address(shared) + warp * (kStages<kDim> * 2 * kTileBytes);
-    auto load = [&](int unit) {
-        int entry = unit / kUnitsPerPage;
-        if (entry >= window + 32) look_up(entry);
-        int page = __shfl_sync(kFull, entry_page, entry - window);
-        int slot = __shfl_sync(kFull, entry_slot, entry - window) + unit % kUnitsPerPage * kUnit;
-        int limit = entry < context.pages ? context.limit : context.nodes_end;
-        const u16* keys = arena.keys.row<kDim>(page, kv_head, slot % kPage);
-        const u16* values = arena.values.row<kDim>(page, kv_head, slot % kPage);
-        u32 stage = base + (u32)((unit - first) % kStages<kDim>) * (2 * kTileBytes);
-#pragma unroll
-        for (int i = 0; i < kUnit * kPieces / 32; ++i) {
-            int row = (i * 32 + lane) / kPieces;
-            int piece = (i * 32 + lane) % kPieces;
-            bool valid = slot + row < limit;
-            copy_async(stage + swizzled<kDim>(row, piece), keys + row * kDim + piece * 8, valid);
-            copy_async(stage + kTileBytes + swizzled<kDim>(row, piece), values + row * kDim + piece * 8, valid);
-        }
-    };
-#pragma unroll
-    for (int i = 0; i < kStages<kDim> - 1; ++i) {
-        if (first + i < end) load(first + i);
-        copy_commit();
-    }
-
-    u32 q[kSteps][4];  // rows g and g + 8 are heads of the group
-    {
+    // Rows g and g + 8 are heads of the group. Of a sparse query they were written before the launch before this one.
+    u32 q[kSteps][4];
+    auto load_heads = [&] {
         const u16* rows = args.q + ((i64)token * args.heads + kv_head * group) * kDim;
 #pragma unroll
         for (int k = 0; k < kSteps; ++k) {
@@ -118,19 +83,50 @@ __device__ __forceinline__ void narrow(const Batch& batch, const Arena& arena, c
             q[k][2] = g < group ? *reinterpret_cast<const u32*>(low + 8) : 0;
             q[k][3] = g + 8 < group ? *reinterpret_cast<const u32*>(high + 8) : 0;
         }
+    };
+    if (dense) look_up(first / kUnitsPerPage);
+    else load_heads();
+    if (!is_ready) {
+        wait_for_dependencies();
+        launch_dependents();
     }
+    if (dense) load_heads();
+    else look_up(first / kUnitsPerPage);
 
+    u32 base = shared_address(shared) + warp * (kStages * 2 * kTileBytes);
+    auto load = [&](int unit) {
+        int entry = unit / kUnitsPerPage;
+        if (entry >= window + 32) look_up(entry);
+        int page = __shfl_sync(kFull, entry_page, entry - window);
+        int slot = __shfl_sync(kFull, entry_slot, entry - window) + unit % kUnitsPerPage * kUnit;
+        int limit = entry < context.pages ? context.limit : context.nodes_end;
+        const u16* keys = arena.keys.row<kDim>(page, kv_head, slot % kPage);
+        const u16* values = arena.values.row<kDim>(page, kv_head, slot % kPage);
+        u32 stage = base + (u32)((unit - first) % kStages) * (2 * kTileBytes);
+#pragma unroll
+        for (int i = 0; i < kUnit * kPieces / 32; ++i) {
+            int row = (i * 32 + lane) / kPieces;
+            int piece = (i * 32 + lane) % kPieces;
+            bool valid = slot + row < limit;
+            copy_async(stage + swizzled<kDim>(row, piece), keys + row * kDim + piece * 8, valid);
+            copy_async(stage + kTileBytes + swizzled<kDim>(row, piece), values + row * kDim + piece * 8, valid);
+        }
+    };
     float acc[kTiles][4] = {};
     float maximum[2] = {-kInfinity, -kInfinity};
     float sum[2] = {0.0f, 0.0f};
-    for (int unit = first; unit < end; ++unit) {
-        copy_wait<kStages<kDim> - 2>();
-        __syncwarp();
+    // Loads run kStages - 1 units ahead; the first rounds only load.
+#pragma unroll 1
+    for (int unit = first - (kStages - 1); unit < end; ++unit) {
         // The stage that is filled now was read in the last round, by this warp alone.
-        if (unit + kStages<kDim> - 1 < end) load(unit + kStages<kDim> - 1);
+        int ahead = unit + kStages - 1;
+        if (ahead < end) load(ahead);
         copy_commit();
+        if (unit < first) continue;
+        copy_wait<kStages - 1>();
+        __syncwarp();
         // A step of 16 elements is two pieces of a row, so its number enters the swizzled address as an XOR.
-        u32 stage = base + (u32)((unit - first) % kStages<kDim>) * (2 * kTileBytes);
+        u32 stage = base + (u32)((unit - first) % kStages) * (2 * kTileBytes);
         int matrix = lane >> 3, line = lane & 7;
         u32 key_line = stage + swizzled<kDim>((matrix >> 1) * 8 + line, matrix & 1);
         u32 value_line = stage + kTileBytes + swizzled<kDim>((matrix & 1) * 8 + line, matrix >> 1);
@@ -208,7 +204,7 @@ __device__ __forceinline__ void narrow(const Batch& batch, const Arena& arena, c
     // The warps' parts meet in shared memory, where no copy is under way any more.
     __shared__ float2 warp_statistics[kWarps][kHeads];
     __syncthreads();
-    constexpr int kStride = kDim + 4;
+    constexpr int kStride = kDim + 8;
     float* warp_acc = reinterpret_cast<float*>(shared) + warp * (kHeads * kStride);
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
@@ -221,6 +217,7 @@ __device__ __forceinline__ void narrow(const Batch& batch, const Arena& arena, c
     }
     __syncthreads();
     i64 place = (row * args.parts + part) * kHeads;
+#pragma unroll 2
     for (int i = threadIdx.x; i < group * (kDim / 4); i += kThreads) {
         int head = i / (kDim / 4), column = i % (kDim / 4) * 4;
         float most = -kInfinity, weight = 0.0f;
@@ -247,13 +244,18 @@ __device__ __forceinline__ void narrow(const Batch& batch, const Arena& arena, c
     }
 }
 
-#define NARROW(type, suffix, dim)                                                           \
-    extern "C" __global__ void __launch_bounds__(kThreads, 2)                               \
-        narrow_##suffix##_d##dim(const Batch batch, const Arena arena, const Attend args) { \
-        narrow<type, dim>(batch, arena, args);                                              \
+// `one`: for a token that selects, alone in its step, whose context is short: more warps, which each take less.
+#define NARROW(type, suffix, dim, stages)                                                       \
+    extern "C" __global__ void __launch_bounds__(128, 2)                                        \
+        narrow_##suffix##_d##dim(const Batch batch, const Arena arena, const Attend args) {     \
+        narrow<type, dim, 4, stages>(batch, arena, args);                                       \
+    }                                                                                           \
+    extern "C" __global__ void __launch_bounds__(256, 1)                                        \
+        narrow_one_##suffix##_d##dim(const Batch batch, const Arena arena, const Attend args) { \
+        narrow<type, dim, 8, 2>(batch, arena, args);                                            \
     }
 
-NARROW(F16, f16, 64)
-NARROW(F16, f16, 128)
-NARROW(BF16, bf16, 64)
-NARROW(BF16, bf16, 128)
+NARROW(F16, f16, 64, 4)
+NARROW(F16, f16, 128, 3)
+NARROW(BF16, bf16, 64, 4)
+NARROW(BF16, bf16, 128, 3)

@@ -1,6 +1,8 @@
 // A part of the context for 128 rows of one sequence a CTA; see attend.cuh.
 #include "decode_attention/attend.cuh"
 
+constexpr int kThreads = 128;
+
 template <int kDim>
 constexpr int kWideBytes = (kRows + 2 * 2 * kPage) * kDim * 2;
 
@@ -247,7 +249,6 @@ __device__ __forceinline__ void wide(const Batch& batch, const Arena& arena, con
             if (masks[row] == 0) continue;
             int token = start + (first_row + row) / group;
             int head = (first_row + row) % group;
-            if (head == 0 && t == 0 && blockIdx.x == 0) args.active[(i64)token * args.kv_heads + blockIdx.z] = active;
             if (active == 1) {
                 u16* out = args.out + ((i64)token * args.heads + kv_head * group + head) * kDim;
                 float inverse = 1.0f / weight;

@@ -13,6 +13,7 @@ __device__ __forceinline__ void choose_all(const Batch& batch, const Select& arg
     else choose_any(batch, args, sequence, token, kv_head, position);
 }
 
-extern "C" __global__ void __launch_bounds__(kChooseThreads, 1) choose_blocks(const Batch batch, const Select args) {
+extern "C" __global__ void __launch_bounds__(kChooseThreads, 1) choose_blocks(
+    const __grid_constant__ Batch batch, const __grid_constant__ Select args) {
     choose_all(batch, args);
 }

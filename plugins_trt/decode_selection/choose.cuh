@@ -9,6 +9,8 @@ constexpr int kAllEqual = 0x7fffffff;  // every key that equals the last winner 
 // The need-th largest of the keys in [low, high], which are at least `need`: narrows the range to one bin of a
 // histogram at a time, until few keys are left in it, which are then compared with each other. Returns the key, and
 // in `need` how many of those equal to it win, or kAllEqual. Thread t of kBins holds `keys`; kNone is no key.
+// The best of the scores mostly lie within a factor of 2^16 of the best one: that range is looked through first, in
+// fine bins, whatever the worst one is.
 constexpr u32 kNone = 0xffffffffu;
 
 template <int kKeys>
@@ -19,8 +21,12 @@ __device__ __forceinline__ u32 find_last_winner(const u32 (&keys)[kKeys], u32 lo
     __shared__ u32 sums[kWarps];
     __shared__ int found[3];  // bin, keys above it, keys in it
     __shared__ int listed;    // keys in `few`
+    __shared__ int all;       // keys in the range
     __shared__ u32 last[2];   // the key and how many equal to it win
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    constexpr u32 kUsualRange = 16u << 23;  // 16 exponents
+    u32 least = low;
+    if (high - low > kUsualRange) low = high - kUsualRange;
     while (true) {
         int shift = 32 - __clz((int)(high - low));  // bits of the range
         shift = shift > 9 ? shift - 9 : 0;
@@ -44,7 +50,13 @@ __device__ __forceinline__ u32 find_last_winner(const u32 (&keys)[kKeys], u32 lo
         up_to += __reduce_add_sync(kFull, before);
         if ((int)(up_to - mine) < need && (int)up_to >= need)
             found[0] = kBins - 1 - (int)threadIdx.x, found[1] = (int)(up_to - mine), found[2] = (int)mine;
+        if (threadIdx.x == kBins - 1) all = (int)up_to;
         __syncthreads();
+        if (all < need) {  // it lies below the range
+            need -= all;
+            high = low - 1, low = least;
+            continue;
+        }
         int in_bin = found[2];
         need -= found[1];
         low += (u32)found[0] << shift;
@@ -62,6 +74,7 @@ __device__ __forceinline__ u32 find_last_winner(const u32 (&keys)[kKeys], u32 lo
             if ((int)threadIdx.x < in_bin) {
                 u32 key = few[threadIdx.x];
                 int larger = 0, equal = 0, earlier = 0;
+#pragma unroll 2
                 for (int i = 0; i < in_bin; ++i) {
                     larger += few[i] > key;
                     equal += few[i] == key;
@@ -76,6 +89,13 @@ __device__ __forceinline__ u32 find_last_winner(const u32 (&keys)[kKeys], u32 lo
         }
         __syncthreads();
     }
+}
+
+// Of four keys a thread: the key and `need`. No longer inline, so that its instructions are there once.
+__device__ __noinline__ uint2 find_last_winner_of_few(uint4 four, u32 low, u32 high, int need) {
+    u32 keys[4] = {four.x, four.y, four.z, four.w};
+    u32 key = find_last_winner(keys, low, high, need);
+    return uint2{key, (u32)need};
 }
 
 constexpr int kChooseThreads = kBins;
@@ -154,13 +174,30 @@ __device__ __forceinline__ void choose(
     int last_block = own;
     int need = args.total - args.init_blocks - args.local_blocks;
     if (need > 0) {
-        last = find_last_winner(ranks, low, high, need);
-        if (need < kAllEqual) {  // of several that share the last rank, the smaller indices win
-            u32 reversed[kRanks];
+        u32 keys[kRanks];
 #pragma unroll
-            for (int i = 0; i < kRanks; ++i) reversed[i] = ranks[i] == last ? (u32)(own - block_of(i)) : kNone;
+        for (int i = 0; i < kRanks; ++i) keys[i] = ranks[i];
+        // (A loop, so that its body is there once: instructions have to be fetched, too.)
+#pragma unroll 1
+        for (bool by_rank = true;; by_rank = false) {
+            u32 found;
+            if constexpr (kRanks == 4) {
+                uint2 result = find_last_winner_of_few({keys[0], keys[1], keys[2], keys[3]}, low, high, need);
+                found = result.x, need = (int)result.y;
+            } else {
+                found = find_last_winner(keys, low, high, need);
+            }
+            if (!by_rank) {
+                last_block = own - (int)found;
+                break;
+            }
+            last = found;
+            if (need == kAllEqual) break;
+            // Of several that share the last rank, the smaller indices win.
+#pragma unroll
+            for (int i = 0; i < kRanks; ++i) keys[i] = ranks[i] == last ? (u32)(own - block_of(i)) : kNone;
+            low = 0, high = (u32)own;
             __syncthreads();
-            last_block = own - (int)find_last_winner(reversed, 0, (u32)own, need);
         }
     }
 
@@ -202,6 +239,12 @@ __device__ __forceinline__ void write_nothing(const Select& args, int token, int
     if (threadIdx.x == 0) args.counts[row] = 0;
 }
 
+// Of contexts longer than usual: apart, so that the others' instructions lie close together.
+__device__ __noinline__ void choose_of_many(
+    const Batch& batch, const Select& args, int stored, int token, int kv_head, int own) {
+    choose<kManyVectors>(batch, args, stored, token, kv_head, own);
+}
+
 // Blocks of one query, when all of them win too.
 __device__ __forceinline__ void choose_any(
     const Batch& batch, const Select& args, int sequence, int token, int kv_head, int position) {
@@ -215,5 +258,5 @@ __device__ __forceinline__ void choose_any(
     }
     int stored = stored_tokens(batch, sequence, position);
     if (own < 4 * kFewVectors * kChooseThreads) choose<kFewVectors>(batch, args, stored, token, kv_head, own);
-    else choose<kManyVectors>(batch, args, stored, token, kv_head, own);
+    else choose_of_many(batch, args, stored, token, kv_head, own);
 }

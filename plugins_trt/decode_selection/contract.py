@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from plugins_trt.contract import (
-    MAX_DECODE,
-    Batch,
     DeviceArray,
     LaunchError,
+    QueryArguments,
     SelectionRule,
     ceil_div,
     check_array,
-    check_heads,
     check_workspace,
     round_up,
 )
-
-if TYPE_CHECKING:
-    from plugins_trt.arena import Arena
 
 WARPS = 16  # of a thread block
 TOKENS = 8  # that a thread block takes
@@ -78,7 +71,7 @@ def workspace_bytes(*, tokens: int, kv_heads: int, max_pages: int, lse: str = "a
 
 
 @dataclass(frozen=True)
-class DecodeSelection:
+class DecodeSelection(QueryArguments):
     """The arguments of one selection; the step's keys and compressed keys are appended already.
 
     `blocks[t, g]` gets the blocks that query t attends to for the heads of KV head g, ascending, -1 behind the
@@ -86,10 +79,6 @@ class DecodeSelection:
     launch and zero again after each.
     """
 
-    batch: Batch
-    arena: Arena
-    layer: int
-    q: DeviceArray  # [T, H, D]
     blocks: DeviceArray  # int32 [T, Hkv, rule.total]
     counts: DeviceArray  # int32 [T, Hkv]
     workspace: DeviceArray
@@ -101,23 +90,14 @@ class DecodeSelection:
 
     def __post_init__(self) -> None:
         """Checks everything that sizes and dtypes can tell."""
-        tokens, dim, kv_heads = self.batch.tokens, self.arena.head_dim, self.arena.kv_heads
-        if tokens > MAX_DECODE:
-            raise LaunchError(f"positions: {tokens} tokens, decode kernels take at most {MAX_DECODE}")
-        if len(self.q.shape) != 3:
-            raise LaunchError(f"q: shape {self.q.shape}, must be ({tokens}, heads, {dim})")
-        check_heads(self.q.shape[1], kv_heads, dim)
-        check_array("q", self.q, self.arena.dtype, (tokens, self.q.shape[1], dim))
+        tokens, kv_heads = self.batch.tokens, self.arena.kv_heads
+        self.check_decode()
+        self.check_queries()
         check_array("blocks", self.blocks, "int32", (tokens, kv_heads, self.rule.total), alignment=4)
         check_array("counts", self.counts, "int32", (tokens, kv_heads), alignment=4)
         check_array("arrived", self.arrived, "int32", (self.batch.sequences, kv_heads), alignment=4)
-        if self.batch.tree_masks is not None:
-            for name, nodes in (("node_fine", self.node_fine), ("node_coarse", self.node_coarse)):
-                if nodes is None:
-                    raise LaunchError(f"{name}: missing, `append` leaves a tree's compressed keys there")
-                check_array(name, nodes, self.arena.dtype, (tokens, kv_heads, dim))
-        if self.scale is not None and not (self.scale > 0.0 and math.isfinite(self.scale)):
-            raise LaunchError(f"scale: {self.scale}, must be positive and finite")
+        self.check_nodes(self.node_fine, self.node_coarse)
+        self.check_scale(self.scale)
         check_workspace("workspace", self.workspace, self.plan.workspace_bytes)
 
     @property

@@ -73,6 +73,110 @@ __device__ __forceinline__ void merge(float& maximum, float& sum, float other_ma
     maximum = larger;
 }
 
+// ---------------------------------------------------------------- fine keys and pages
+
+// The rows of the 16 fine keys of the pages from `first_page` on, and the tokens that complete them: of accumulator
+// rows g and g + 8. What is not complete before token `end` has no row.
+template <int kDim>
+struct FineKeys {
+    int complete[2];
+    const u16* rows[2];
+
+    __device__ __forceinline__ FineKeys(
+        const Arena& arena, const i32* table, int kv_head, int first_page, int end, int lane) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            int row = (lane >> 2) + 8 * half;
+            int page = first_page + row / kFineSlots;
+            int slot = page * kFineSlots + row % kFineSlots;
+            bool exists = slot >= 1 && 16 * slot + 15 < end;
+            complete[half] = exists ? 16 * slot + 15 : 0x7fffffff;
+            rows[half] = exists ? arena.fine.row<kDim>(table[page], kv_head, row % kFineSlots) : nullptr;
+        }
+    }
+};
+
+// From the products of 16 fine keys with the heads: the largest weight of each of the four pages, and the weight of its
+// first slot, for the query that sees what is complete before token `stored`. `lse`: of each head.
+__device__ __forceinline__ void weigh_pages(
+    const float (&acc)[2][4], const float* lse, float scale, const int (&complete)[2], int stored, int lane,
+    float* most_of_pages, float* first_of_pages) {
+    float low = 0.0f, high = 0.0f;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            float norm = lse[8 * n + 2 * (lane & 3) + i];
+            low += exp2_fast(fmaf(acc[n][i], scale, -norm));
+            high += exp2_fast(fmaf(acc[n][2 + i], scale, -norm));
+        }
+    }
+#pragma unroll
+    for (int other = 1; other < 4; other <<= 1) {
+        low += __shfl_xor_sync(kFull, low, other);
+        high += __shfl_xor_sync(kFull, high, other);
+    }
+    if (complete[0] >= stored) low = 0.0f;
+    if (complete[1] >= stored) high = 0.0f;
+    // Rows g = 0..3 are page 0 of the unit (low) and page 2 (high), rows 4..7 pages 1 and 3.
+    float low_most = fmaxf(low, __shfl_xor_sync(kFull, low, 4));
+    float high_most = fmaxf(high, __shfl_xor_sync(kFull, high, 4));
+    low_most = fmaxf(low_most, __shfl_xor_sync(kFull, low_most, 8));
+    high_most = fmaxf(high_most, __shfl_xor_sync(kFull, high_most, 8));
+    if (lane % 16 == 0) {
+        int page = lane / 16;
+        most_of_pages[page] = low_most, most_of_pages[page + 2] = high_most;
+        first_of_pages[page] = low, first_of_pages[page + 2] = high;
+    }
+}
+
+// Writes the score of the CTA's page `page`, but for the slot behind its last page, which is the next CTA's first.
+__device__ __forceinline__ void write_score(
+    const Select& args, int token, int kv_head, int part, int page, const float* most_of_pages,
+    const float* first_of_pages) {
+    i64 row = (i64)token * args.kv_heads + kv_head;
+    float score = most_of_pages[page];
+    if (page + 1 < kPagesOfCta) score = fmaxf(score, first_of_pages[page + 1]);
+    args.scores[row * args.score_stride + part * kPagesOfCta + page] = score;
+    if (page == 0) args.first_slots[row * (args.score_stride / kPagesOfCta) + part] = first_of_pages[0];
+}
+
+// Maximum and sum of 16 keys' weights, of each head, into `out` [16].
+__device__ __forceinline__ void sum_keys(
+    const float (&acc)[2][4], float scale, bool sees_low, bool sees_high, int lane, float2* out) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {  // head 8n + 2t + i
+            float a = sees_low ? acc[n][i] * scale : -kInfinity;
+            float b = sees_high ? acc[n][2 + i] * scale : -kInfinity;
+            float maximum = fmaxf(a, b);
+#pragma unroll
+            for (int other = 4; other < 32; other <<= 1)
+                maximum = fmaxf(maximum, __shfl_xor_sync(kFull, maximum, other));
+            float sum = maximum == -kInfinity ? 0.0f : exp2_fast(a - maximum) + exp2_fast(b - maximum);
+#pragma unroll
+            for (int other = 4; other < 32; other <<= 1) sum += __shfl_xor_sync(kFull, sum, other);
+            if (lane < 4) out[8 * n + 2 * lane + i] = float2{maximum, sum};
+        }
+    }
+}
+
+// The log-sum-exp of one head over the warps of a CTA, from what `sum_keys` left.
+__device__ __forceinline__ float log_sum_of_warps(const float2 (*of_warps)[kHeads], int head) {
+    float2 each[kWarps];
+    float maximum = -kInfinity, sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+        each[w] = of_warps[w][head];
+        maximum = fmaxf(maximum, each[w].x);
+    }
+    float shift = maximum == -kInfinity ? 0.0f : maximum;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum = fmaf(each[w].y, exp2_fast(each[w].x - shift), sum);
+    return log_sum(maximum, sum);
+}
+
 // ---------------------------------------------------------------- tokens and nodes
 
 // One KV head of one token against the compressed keys that the nodes of its own path complete: 8 threads a head.
@@ -122,6 +226,10 @@ struct Tokens {
         tokens.first = tokens.start + (int)blockIdx.z % tiles * kTokens;
         tokens.end = min_int(tokens.last, tokens.first + kTokens);
         return tokens;
+    }
+    // Whether none of them selects. (The positions of a tree's nodes do not ascend: they are looked at one by one.)
+    __device__ __forceinline__ bool are_dense(const Batch& batch, const Select& args) const {
+        return batch.tree_masks == nullptr && !is_sparse(args, batch.positions[end - 1]);
     }
     // Token `index` of the sequence; the CTAs of its first tile see to its nodes.
     __device__ __forceinline__ bool is_node(int index) const { return first == start && start + index < last; }

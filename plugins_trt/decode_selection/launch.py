@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from plugins_trt.arena import Arena
-from plugins_trt.contract import KERNEL_DTYPES, MAX_TREE, Batch, ceil_div
+from plugins_trt.contract import KERNEL_DTYPES, MAX_TREE, Batch, ceil_div, softmax_scale
 from plugins_trt.decode_selection.contract import TOKENS, WARPS
 
 if TYPE_CHECKING:
@@ -30,7 +29,8 @@ class DecodeSelector:
         layout = f"{KERNEL_DTYPES[dtype]}_d{head_dim}"
         self._lse = function(f"lse_{layout}", 0).prepare(_LSE_FORMAT, overlaps=True)
         self._scores = function(f"scores_{layout}", 0).prepare(_SCORES_FORMAT, overlaps=True)
-        self._scores_choose = function(f"scores_choose_{layout}", 0).prepare(_SCORES_FORMAT, overlaps=True)
+        self._lse_one = function(f"lse_one_{layout}", 0).prepare(_LSE_FORMAT, overlaps=True)
+        self._scores_one = function(f"scores_one_{layout}", 0).prepare(_LSE_FORMAT, overlaps=True)
         self._choose = function("choose_blocks", 0).prepare(_CHOOSE_FORMAT, overlaps=True)
 
     def __call__(self, args: DecodeSelection, stream: Any = None) -> None:  # noqa: ANN401 -- PyCUDA is untyped
@@ -40,20 +40,20 @@ class DecodeSelector:
         nodes = 0 if batch.tree_masks is None else min(MAX_TREE, batch.tokens)
         select = _pack_select(args, plan)
         packed = (*batch.pack(), *args.arena.pack(args.layer), *select)
+        if batch.tokens == 1 and batch.tree_masks is None:
+            for kernel, parts in ((self._lse_one, plan.lse_parts), (self._scores_one, plan.score_parts)):
+                kernel.prepared_async_call((parts, kv_heads, batch.sequences), block, stream, *packed)
+            return
         tiles = batch.sequences * ceil_div(batch.tokens, TOKENS)
         grid = (plan.lse_parts + nodes, kv_heads, tiles)
         self._lse.prepared_async_call(grid, block, stream, *packed)
         grid = (plan.score_parts + nodes, kv_heads, tiles)
-        if batch.tokens == 1 and batch.tree_masks is None:
-            self._scores_choose.prepared_async_call(grid, block, stream, *packed, plan.score_parts)
-            return
         self._scores.prepared_async_call(grid, block, stream, *packed, plan.score_parts)
         self._choose.prepared_async_call((batch.tokens, kv_heads, 1), block, stream, *batch.pack(), *select)
 
 
 def _pack_select(args: DecodeSelection, plan: SelectionPlan) -> tuple[float, ...]:
     """The kernels' `Select` struct, in the order of `_SELECT`."""
-    scale = 1.0 / math.sqrt(args.arena.head_dim) if args.scale is None else args.scale
     return (
         args.q.pointer,
         0 if args.node_fine is None else args.node_fine.pointer,
@@ -65,7 +65,7 @@ def _pack_select(args: DecodeSelection, plan: SelectionPlan) -> tuple[float, ...
         args.arrived.pointer,
         args.blocks.pointer,
         args.counts.pointer,
-        scale * _LOG2E,
+        softmax_scale(args.scale, args.arena.head_dim) * _LOG2E,
         args.q.shape[1],
         args.arena.kv_heads,
         plan.lse_parts + (0 if args.batch.tree_masks is None else 1),

@@ -34,7 +34,7 @@ __device__ __forceinline__ void lse(const Batch& batch, const Arena& arena, cons
     int pages_a_unit = args.exact ? kFinePages : kCoarsePages;
     int first_page = (part * kWarps + warp) * pages_a_unit;
     int most = stored_tokens(batch, sequence, batch.lengths[sequence] + tokens.end - tokens.start - 1);
-    if (tokens.first >= tokens.end || part * kWarps * pages_a_unit * kPage >= most) {
+    if (tokens.first >= tokens.end || part * kWarps * pages_a_unit * kPage >= most || tokens.are_dense(batch, args)) {
         wait_for_dependencies();
         launch_dependents();
         return;
@@ -58,48 +58,29 @@ __device__ __forceinline__ void lse(const Batch& batch, const Arena& arena, cons
                                     : arena.coarse.row<kDim>(table[page], kv_head, 0);
         }
     }
+    int position = batch.positions[tokens.first];
+    int own_token = tokens.first + (int)threadIdx.x / kHeads;  // whose statistics this thread writes
+    bool writes = own_token < tokens.end && is_sparse(args, batch.positions[own_token]);
     wait_for_dependencies();
     launch_dependents();
     Rows<kDim> keys;
     keys.load(rows[0], rows[1], lane);
 
     for (int token = tokens.first; token < tokens.end; ++token) {
-        int position = batch.positions[token];
+        if (token > tokens.first) position = batch.positions[token];
         if (!is_sparse(args, position)) continue;
         int stored = stored_tokens(batch, sequence, position);
         Rows<kDim> q;
         load_heads<kDim>(q, args, token, kv_head, lane);
         float acc[2][4];
         keys_times_heads<T, kDim>(acc, keys, q);
-        bool low = complete[0] < stored, high = complete[1] < stored;
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {  // head 8n + 2t + i
-                float a = low ? acc[n][i] * args.scale : -kInfinity;
-                float b = high ? acc[n][2 + i] * args.scale : -kInfinity;
-                float maximum = fmaxf(a, b);
-#pragma unroll
-                for (int other = 4; other < 32; other <<= 1)
-                    maximum = fmaxf(maximum, __shfl_xor_sync(kFull, maximum, other));
-                float sum = maximum == -kInfinity ? 0.0f : exp2_fast(a - maximum) + exp2_fast(b - maximum);
-#pragma unroll
-                for (int other = 4; other < 32; other <<= 1) sum += __shfl_xor_sync(kFull, sum, other);
-                if (lane < 4) shared[token - tokens.first][warp][8 * n + 2 * lane + i] = float2{maximum, sum};
-            }
-        }
+        sum_keys(acc, args.scale, complete[0] < stored, complete[1] < stored, lane, shared[token - tokens.first][warp]);
     }
     __syncthreads();
-    int token = tokens.first + (int)threadIdx.x / kHeads, head = threadIdx.x % kHeads;
-    if (token < tokens.end && is_sparse(args, batch.positions[token])) {
-        float maximum = -kInfinity, sum = 0.0f;
-#pragma unroll
-        for (int w = 0; w < kWarps; ++w) {
-            float2 of_warp = shared[token - tokens.first][w][head];
-            merge(maximum, sum, of_warp.x, of_warp.y);
-        }
-        args.lse[(((i64)token * args.kv_heads + kv_head) * args.lse_parts + part) * kHeads + head] =
-            log_sum(maximum, sum);
+    if (writes) {
+        int head = threadIdx.x % kHeads;
+        args.lse[(((i64)own_token * args.kv_heads + kv_head) * args.lse_parts + part) * kHeads + head] =
+            log_sum_of_warps(shared[own_token - tokens.first], head);
     }
 }
 

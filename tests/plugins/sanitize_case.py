@@ -38,6 +38,7 @@ def main() -> None:
         for sequences, tokens, parents in (
             ([(1030, 1)], 1, None),
             ([(1023, 1), (200, 9), (0, 3)], 16, None),
+            ([(600, 100), (0, 20)], 128, None),
             ([(1000, 40), (250, 20)], 64, [random_parents(40, rng, 0.9), random_parents(20, rng, 0.5)]),
         ):
             case = make_case(

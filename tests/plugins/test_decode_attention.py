@@ -60,6 +60,7 @@ def run(case, **options):
     attender = DecodeAttender(
         rig.kernels.operator("decode_attention"),
         multiprocessors=rig.kernels.multiprocessors,
+        shared_bytes=rig.kernels.shared_bytes,
         dtype=str(case.dtype).removeprefix("torch."),
         head_dim=case.dim,
     )
