@@ -16,9 +16,9 @@ from edged.checkpoint.packed import (
     Expected,
     PackedModule,
     PackedTile,
-    pack_words,
     read_scales,
     read_slabs,
+    spread,
     unpack_words,
 )
 
@@ -61,7 +61,14 @@ def read(files: WeightFiles, module: str) -> PackedModule:
 
 def _tiles(files: WeightFiles, name: str) -> Iterator[PackedTile]:
     for start, slab in read_slabs(files, name, 8):  # [some inputs, N/8]
-        yield PackedTile(0, start // 8, pack_words(np.ascontiguousarray(_outputs(slab).T)))
+        even, odd = spread(slab)  # outputs 0, 2, 4, 6 of each eight, and the others: [inputs, N/8, 4]
+        octets = np.empty((slab.shape[1], 4, 2, len(slab) // 2), np.uint8)  # [N/8, 4, 2, inputs / 2]
+        for parity, numbers in enumerate((even, odd)):
+            pairs = numbers[1::2] << np.uint8(4)
+            pairs |= numbers[0::2]
+            octets[:, :, parity] = pairs.transpose(1, 2, 0)
+        packed = octets.reshape(8 * slab.shape[1], -1).view(np.uint32)  # [N, inputs / 8]
+        yield PackedTile(0, start // 8, packed)
 
 
 def _outputs(words: UInt32) -> UInt8:

@@ -1,7 +1,8 @@
 """4-bit linears in Marlin's layout, as CPM.cu's converter writes them from a symmetric GPTQ checkpoint.
 
 The integers ``[K, N]`` are cut into tiles of 16 inputs by 16 outputs; four tiles side by side (1024 numbers) are permuted
-to the order in which a warp's threads hold an ``mma.m16n8k16`` operand, and packed: ``qweight`` int32 ``[K/16, 2 N]``.
+to the order in which a warp's threads hold an ``mma.m16n8k16`` operand, and packed: ``qweight`` int32 ``[K/16, 2 N]``, of
+which word ``4 t + j`` of each 128 is what thread t holds of tile j.
 ``scales`` ``[K/G, N]`` are permuted in runs of 64 outputs (of 32 when a row is one group). The zero point is 8. q, k and v
 lie in one module ``qkv_proj`` and gate and up in one ``gate_up_proj``.
 """
@@ -18,10 +19,9 @@ from edged.checkpoint.packed import (
     Expected,
     PackedModule,
     PackedTile,
-    pack_words,
     read_scales,
     read_slabs,
-    unpack_words,
+    spread,
 )
 from edged.errors import CheckpointError
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 TILE = 16
 ZERO = 8
 _FUSED = {"q_proj": "qkv_proj", "gate_proj": "gate_up_proj"}
-_INTERLEAVED = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def fused_name(modules: Sequence[str]) -> str:
@@ -84,22 +83,6 @@ def read(files: WeightFiles, module: str, shape: Shape) -> PackedModule:
     )
 
 
-def weight_order() -> npt.NDArray[np.intp]:
-    """Where in four tiles, ``[tile, input, output]`` flattened, each of the 1024 packed numbers comes from."""
-    order = []
-    for thread in range(32):
-        # The thread's two pairs of inputs, for the first and the second eight outputs of a tile.
-        inputs = [2 * (thread % 4) + step for step in (0, 1, 8, 9)]
-        held = [
-            TILE * each + thread // 4 + 8 * half  # input and output in the tile
-            for half in (0, 1)
-            for each in inputs
-        ]
-        for tile in range(4):
-            order += [held[each] + TILE * TILE * tile for each in _INTERLEAVED]
-    return np.array(order, np.intp)
-
-
 def scale_order(*, one_group: bool) -> npt.NDArray[np.intp]:
     """Which output of a run each stored scale belongs to."""
     if one_group:
@@ -108,9 +91,17 @@ def scale_order(*, one_group: bool) -> npt.NDArray[np.intp]:
 
 
 def _tiles(files: WeightFiles, name: str, shape: Shape) -> Iterator[PackedTile]:
-    from_packed = np.argsort(weight_order())  # the packed place of each number of four tiles
+    """A word is of one thread and one tile: of outputs ``o`` and ``o + 8``, inputs ``2 r``, ``2 r + 8`` and those after them.
+
+    Its lower half holds the inputs with even numbers and its higher half those that follow them, so that one octet of the
+    form is a number of each.
+    """
+    runs = shape.outputs // (4 * TILE)
     for row, slab in read_slabs(files, name):  # [some 16 inputs, 2 N]
-        held = unpack_words(slab).reshape(len(slab), -1, 1024)
-        tiles = held[..., from_packed].reshape(len(slab), -1, TILE, TILE)  # [.., N/16, 16 k, 16 n]
-        numbers = tiles.transpose(1, 3, 0, 2).reshape(shape.outputs, TILE * len(slab))  # [N, some inputs]
-        yield PackedTile(0, row * TILE // 8, pack_words(numbers))
+        even, odd = spread(slab)
+        octets = odd << np.uint8(4)
+        octets |= even
+        # [16 inputs, 64 outputs, output in eight, r, tile, half of a tile's outputs, half of its inputs]
+        held = octets.reshape(len(slab), runs, 8, 4, 4, 2, 2)
+        packed = held.transpose(1, 4, 5, 2, 0, 6, 3).reshape(shape.outputs, 8 * len(slab)).view(np.uint32)
+        yield PackedTile(0, 2 * row, packed)

@@ -104,6 +104,18 @@ def unpack_words(words: npt.NDArray[Any]) -> UInt8:
     return numbers
 
 
+def spread(words: UInt32) -> tuple[UInt8, UInt8]:
+    """The lower four and the higher four 4-bit numbers of each word, an octet each: ``[..]`` to twice ``[.., 4]``."""
+    halves = [words & np.uint32(0xFFFF), words >> np.uint32(16)]
+    for numbers in halves:
+        np.bitwise_or(numbers, numbers << np.uint32(8), out=numbers)
+        np.bitwise_and(numbers, np.uint32(0x00FF00FF), out=numbers)
+        np.bitwise_or(numbers, numbers << np.uint32(4), out=numbers)
+        np.bitwise_and(numbers, np.uint32(0x0F0F0F0F), out=numbers)
+    lower, higher = (numbers.view(np.uint8).reshape(*words.shape, 4) for numbers in halves)
+    return lower, higher
+
+
 def pack_words(numbers: UInt8) -> UInt32:
     """4-bit numbers into 32-bit words, the first in the lowest bits: ``[.., K]`` to ``[.., K/8]``."""
     octets = np.left_shift(numbers[..., 1::2], 4)
