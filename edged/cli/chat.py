@@ -11,6 +11,7 @@ from edged.cli.options import (
     MaxTokensOption,
     ModelOption,
     SeedOption,
+    SessionOption,
     StopOption,
     SystemOption,
     TemperatureOption,
@@ -52,6 +53,7 @@ def command(
     top_p: TopPOption = None,
     seed: SeedOption = None,
     stop: StopOption = [],  # noqa: B006 - Typer's way to say that it may be given several times; never changed
+    session: SessionOption = "",
     wait: WaitOption = None,
     timeout: TimeoutOption = None,
 ) -> None:
@@ -67,6 +69,7 @@ def command(
         "top_p": top_p,
         "seed": seed,
         "stop": [unescape(item) for item in stop],
+        "session": session,
     }
     options.update(cast("GenerateOptions", chat_options(None, template_arg, think)))
     with connect(address) as client:

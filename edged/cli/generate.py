@@ -12,7 +12,9 @@ from edged.cli.options import (
     AddressOption,
     MaxTokensOption,
     ModelOption,
+    PriorityOption,
     SeedOption,
+    SessionOption,
     StopOption,
     SystemOption,
     TemperatureOption,
@@ -59,6 +61,8 @@ def command(
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Go on past the model's own end of text.", show_default=False)
     ] = False,
+    session: SessionOption = "",
+    priority: PriorityOption = 0,
     as_json: Annotated[
         bool,
         typer.Option(
@@ -94,6 +98,8 @@ def command(
             seed=seed,
             stop=[unescape(item) for item in stop],
             ignore_eos=ignore_eos,
+            session=session,
+            priority=priority,
             timeout=timeout,
             **options,
         )

@@ -122,6 +122,24 @@ SeedOption = Annotated[
     int | None,
     typer.Option("--seed", metavar="N", help="The same seed gives the same text.", show_default=False),
 ]
+SessionOption = Annotated[
+    str,
+    typer.Option(
+        "--session",
+        metavar="NAME",
+        help="Keep the pages of this conversation for its next turn; edgectl sessions lists them.",
+        show_default=False,
+    ),
+]
+PriorityOption = Annotated[
+    int,
+    typer.Option(
+        "--priority",
+        metavar="N",
+        help="-100 to 100; higher goes first among waiting requests.",
+        show_default="0",
+    ),
+]
 StopOption = Annotated[
     list[str],
     typer.Option(

@@ -2,31 +2,18 @@
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from edged.cli.connection import connect, describe, state_name, wait_until_serving
+from edged.cli.connection import connect, wait_until_serving
 from edged.cli.exit_codes import ExitCode
-from edged.cli.ledger_table import ledger_table
 from edged.cli.message_json import as_object
 from edged.cli.options import AddressOption, WaitOption, duration
-from edged.cli.terminal import say_error, show, visible
+from edged.cli.status_tables import status_parts
+from edged.cli.terminal import say_error, show
 from edged.errors import DeadlineError, EdgedError, UnavailableError, UnreachableError
 from edged.v1 import control_pb2
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-_STYLES = {
-    "serving": "bold green",
-    "loading": "yellow",
-    "draining": "yellow",
-    "restarting": "bold red",
-    "failed": "bold red",
-}
 
 
 def command(
@@ -36,6 +23,19 @@ def command(
         bool, typer.Option("--json", help="Print one JSON object.", show_default=False)
     ] = False,
     wait: WaitOption = None,
+    watching: Annotated[
+        bool, typer.Option("--watch", "-w", help="Go on showing it until Ctrl-C.", show_default=False)
+    ] = False,
+    interval: Annotated[
+        float,
+        typer.Option(
+            "--interval",
+            metavar="DURATION",
+            parser=duration,
+            help="With --watch: time between two looks.",
+            show_default="1s",
+        ),
+    ] = 1.0,
     timeout: Annotated[
         float,
         typer.Option(
@@ -49,9 +49,13 @@ def command(
 ) -> int:
     """Show the state of the daemon, its models and its memory.
 
-    The exit status makes it a health check: 0 serving, 1 not serving, 2 unreachable.
+    The exit status makes it a health check: 0 serving, 1 not serving, 2 unreachable. With --watch it is a live screen.
     """
     with connect(address) as client:
+        if watching:
+            from edged.cli.watching import watch  # noqa: PLC0415 - a health check has no use for it
+
+            return watch(client, interval, as_json=as_json)
         try:
             try:
                 wait_until_serving(client, wait)
@@ -71,73 +75,9 @@ def command(
         if as_json:
             _print_json({**as_object(status), "address": str(client.address)})
         else:
-            _print_tables(status, str(client.address))
+            show(*status_parts(status, str(client.address)))
     return ExitCode.DONE if status.state == control_pb2.STATE_SERVING else ExitCode.NO
 
 
 def _print_json(content: dict[str, object]) -> None:
     sys.stdout.write(json.dumps(content, ensure_ascii=False, indent=2) + "\n")
-
-
-def _print_tables(status: control_pb2.GetStatusResponse, address: str) -> None:
-    state = state_name(status.state)
-    engine = f"engine {status.engine_pid}" if status.engine_pid else "no engine"
-    restarts = f", {status.engine_restarts} engine restarts" if status.engine_restarts else ""
-    failed = f", {status.requests_failed} failed" if status.requests_failed else ""
-    parts: list[RenderableType] = [
-        Text.assemble(
-            f"edged {status.version}  ",
-            (visible(describe(status)), _STYLES.get(state, "")),
-            f"  up {_span(status.uptime_seconds)}",
-        ),
-        f"address    {', '.join(status.addresses) or address}",
-        f"processes  daemon {status.daemon_pid}, {engine}{restarts}",
-        f"requests   {status.requests_finished} finished{failed}",
-    ]
-    if status.last_error and state == "serving":
-        parts.append(Text(f"last engine error: {visible(status.last_error)}", style="yellow"))
-    if status.models:
-        parts += ["", _models_table(status)]
-    if status.ledger.rows:
-        ledger = status.ledger
-        parts += ["", ledger_table(ledger.rows, total=ledger.total_bytes, budget=ledger.budget_bytes)]
-    show(*parts)
-
-
-def _models_table(status: control_pb2.GetStatusResponse) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("model", "state", "executor", "device", "dtype"):
-        table.add_column(heading)
-    for heading in ("context", "sequences", "pages free", "running", "waiting", "prompt tok", "answer tok"):
-        table.add_column(heading, justify="right")
-    for model in status.models:
-        state = state_name(model.state)
-        table.add_row(
-            model.name,
-            Text(state, style=_STYLES.get(state, "")),
-            model.executor,
-            model.device,
-            model.dtype,
-            str(model.context_length),
-            str(model.max_sequences),
-            f"{model.pages_free}/{model.pages}",
-            str(model.running),
-            str(model.waiting),
-            str(model.prompt_tokens),
-            str(model.generated_tokens),
-        )
-    return table
-
-
-def _span(seconds: float) -> str:
-    """``3 d 4 h``, ``5 min 6 s``, ``7 s``: the two largest units."""
-    whole = int(seconds)
-    parts = [
-        (whole // 86400, "d"),
-        (whole // 3600 % 24, "h"),
-        (whole // 60 % 60, "min"),
-        (whole % 60, "s"),
-    ]
-    while len(parts) > 1 and parts[0][0] == 0:
-        parts.pop(0)
-    return " ".join(f"{count} {unit}" for count, unit in parts[:2])
