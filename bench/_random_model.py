@@ -42,6 +42,8 @@ SHAPE = {
 }
 LONGEST = 131072
 CHUNK = 2048
+_ENQUEUED, _SLEEP_CYCLES = 5, 60_000_000
+"""Runs that are enqueued while the device waits (some 30 ms)."""
 
 
 class RandomModel(CudaExecutor):
@@ -97,9 +99,10 @@ class RandomModel(CudaExecutor):
 
     def replay_ms(self, tokens: int, past: int, times: int = 30) -> float:
         """Median time of a captured step of `tokens` after `past` stored ones, on the device."""
-        self.step(self.batch(np.arange(tokens, dtype=np.int32), past))
-        bucket = next(each for each in self.buckets if each.tokens >= tokens)
-        return median_ms(self.gpu.torch_stream, bucket.replay, times)
+        batch = self.batch(np.arange(tokens, dtype=np.int32), past)
+        self.step(batch)
+        bucket = self._bucket_of(tokens)
+        return median_ms(self.gpu.torch_stream, lambda: self._replay(bucket, batch), times)
 
     @property
     def gpu(self) -> CudaDevice:
@@ -134,13 +137,19 @@ def open_model(*, rows: int = 1) -> RandomModel:
 
 
 def median_ms(stream: torch.cuda.Stream, run: Callable[[], object], times: int) -> float:
-    """Median time between events around each run, after three that do not count."""
+    """Median time between events around each run, after three that do not count.
+
+    The device is kept waiting while the runs are enqueued, so that a host that launches slowly is not measured.
+    """
     for _ in range(3):
         run()
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(times)]
-    for begin, end in events:
-        begin.record(stream)
-        run()
-        end.record(stream)
-    stream.synchronize()
+    for first in range(0, times, _ENQUEUED):
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(_SLEEP_CYCLES)  # noqa: SLF001 - torch's own tests keep a stream busy with it
+        for begin, end in events[first : first + _ENQUEUED]:
+            begin.record(stream)
+            run()
+            end.record(stream)
+        stream.synchronize()
     return float(sorted(begin.elapsed_time(end) for begin, end in events)[times // 2])

@@ -4,7 +4,7 @@
 
 `bf16_step_4k_bandwidth` is what the step must read (weights, and KV at 4K) over its time and over the bandwidth of a
 device copy. `host_vs_step` is how much longer a step of the executor takes than its graph alone, over the graph: what the
-host does between two launches. Needs an NVIDIA GPU with 24 GiB, torch with CUDA and PyCUDA.
+host does between two launches, and what the launch itself takes where the device waits for it. Needs an NVIDIA GPU with 24 GiB, torch with CUDA and PyCUDA.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
     from _random_model import RandomModel
+
+    from edged.models.operators import Linear
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
@@ -69,7 +71,7 @@ def _host(model: RandomModel, graph_ms: float) -> dict[str, float]:
 
 
 def _linears(model: RandomModel, copy: float) -> dict[str, float]:
-    """Every linear of the model in one graph, by our kernel and by cuBLAS."""
+    """Each kind of linear in a graph of its own over all layers, by our kernel and by cuBLAS."""
     import torch
     from _random_model import median_ms
 
@@ -79,37 +81,41 @@ def _linears(model: RandomModel, copy: float) -> dict[str, float]:
     of = DeviceArray.of
     decoder = model._decoder  # noqa: SLF001 - what a step runs
     multiply = model._kernels.linear  # noqa: SLF001
-    layers = [
-        part for layer in decoder.layers for part in (layer.qkv, layer.output, layer.gate_up, layer.down)
-    ]
-    layers.append(decoder.head)
-    size = sum(layer.weight.nbytes for layer in layers)
-    figures = {}
-    for rows in (1, 4, 8, 16):
-        inputs: dict[int, torch.Tensor] = {}
-        outs: dict[int, torch.Tensor] = {}
-        for layer in layers:
-            outputs, width = layer.weight.shape
-            for made, columns in ((inputs, width), (outs, outputs)):
-                if columns not in made:
-                    made[columns] = torch.randn(rows, columns, device="cuda").bfloat16()
-        torch.cuda.synchronize()
+    kinds: dict[str, list[Linear[torch.Tensor]]] = {
+        "qkv": [layer.qkv for layer in decoder.layers],
+        "output": [layer.output for layer in decoder.layers],
+        "gate_up": [layer.gate_up for layer in decoder.layers],
+        "down": [layer.down for layer in decoder.layers],
+        "head": [decoder.head],
+    }
+    figures: dict[str, float] = {}
+    for rows in (1, 2, 4, 16):
+        total = {"ours": 0.0, "cublas": 0.0}
+        for kind, layers in kinds.items():
+            outputs, width = layers[0].weight.shape
+            x = torch.randn(rows, width, device="cuda").bfloat16()
+            out = torch.empty(rows, outputs, device="cuda", dtype=torch.bfloat16)
+            torch.cuda.synchronize()
 
-        def ours(inputs: dict[int, torch.Tensor] = inputs, outs: dict[int, torch.Tensor] = outs) -> None:
-            for layer in layers:
-                outputs, width = layer.weight.shape
-                multiply(SkinnyLinear(of(inputs[width]), of(layer.weight), of(outs[outputs])))
+            def ours(
+                layers: list[Linear[torch.Tensor]] = layers, x: torch.Tensor = x, out: torch.Tensor = out
+            ) -> None:
+                for layer in layers:
+                    multiply(SkinnyLinear(of(x), of(layer.weight), of(out)))
 
-        def cublas(inputs: dict[int, torch.Tensor] = inputs, outs: dict[int, torch.Tensor] = outs) -> None:
-            for layer in layers:
-                outputs, width = layer.weight.shape
-                torch.mm(inputs[width], layer.weight.t(), out=outs[outputs])
+            def cublas(
+                layers: list[Linear[torch.Tensor]] = layers, x: torch.Tensor = x, out: torch.Tensor = out
+            ) -> None:
+                for layer in layers:
+                    torch.mm(x, layer.weight.t(), out=out)
 
-        for name, work in (("ours", ours), ("cublas", cublas)):
-            replay = model.gpu.capture(work)
-            ms = median_ms(model.gpu.torch_stream, replay, 20)
+            size = sum(layer.weight.nbytes for layer in layers)
+            for name, work in (("ours", ours), ("cublas", cublas)):
+                ms = median_ms(model.gpu.torch_stream, model.gpu.capture(work), 10)
+                total[name] += ms
+                figures[f"{kind}_{rows}_{name}_bandwidth"] = size / (ms * 1e-3) / copy
+        for name, ms in total.items():
             figures[f"linears_{rows}_{name}_ms"] = ms
-            figures[f"linears_{rows}_{name}_bandwidth"] = size / (ms * 1e-3) / copy
     return figures
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from edged.executor.cuda_linear import SkinnyMultiply
     from edged.memory.buffers import ModelPlan
     from plugins_trt.argmax.contract import Argmax
     from plugins_trt.attention.contract import Attention
     from plugins_trt.embedding.contract import Embedding
     from plugins_trt.rms_norm.contract import RmsNorm
     from plugins_trt.silu_mul.contract import SiluMul
+    from plugins_trt.skinny_linear.contract import SkinnyGated, SkinnyLinear
 
     Words = npt.NDArray[np.int32]
 
@@ -44,7 +45,8 @@ class StepKernels:
     silu_mul: Callable[[SiluMul], None]
     attention: Callable[[Attention], None]
     argmax: Callable[[Argmax], None]
-    linear: SkinnyMultiply
+    linear: Callable[[SkinnyLinear], None]
+    gated: Callable[[SkinnyGated], None]
 
 
 class Device(Protocol):
@@ -110,6 +112,8 @@ class CudaDevice:
         driver.init()
         self._context = driver.Device(torch.cuda.current_device()).retain_primary_context()
         self._context.push()
+        # PyCUDA ends a process that leaves its context behind.
+        atexit.register(self._context.pop)
         self._stream = driver.Stream()
         self._torch_stream = torch.cuda.ExternalStream(self._stream.handle)
         self._kernels = Kernels.of_current_device()
@@ -202,6 +206,7 @@ class CudaDevice:
             attention=lambda args: attend(args, stream),
             argmax=lambda args: best(args, stream),
             linear=lambda args: skinny(args, stream),
+            gated=lambda args: skinny.gated(args, stream),
         )
 
     def close(self) -> None:
@@ -211,4 +216,5 @@ class CudaDevice:
             graph.reset()
         self._graphs = []
         torch.cuda.empty_cache()
+        atexit.unregister(self._context.pop)
         self._context.pop()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +31,7 @@ from edged.memory.cuda_buffers import (
     MULTIPROCESSORS,
     attention_workspace,
     bucket_sizes,
+    has_dense_graph,
     logit_rows,
 )
 from edged.models.architecture import Architecture
@@ -52,8 +54,10 @@ class Bucket:
     tokens: int
     rows: int
     replay: Callable[[], None]
+    replay_dense: Callable[[], None]
+    """The same for steps none of whose queries attends sparsely: the launches of block selection are left out."""
     draw: Callable[[], None]
-    """Draws the rows with a temperature, after ``replay``."""
+    """Draws the rows with a temperature, after either."""
 
 
 class CudaExecutor(Executor):
@@ -136,7 +140,7 @@ class CudaExecutor(Executor):
         places = self._stage(batch, bucket)
         warm = self._staging.write_sampling(places, batch.sampling)
         self.device.upload(self.buffers["step"], self._staging.words)
-        bucket.replay()
+        self._replay(bucket, batch)
         if warm:
             bucket.draw()
         self.device.synchronize()
@@ -154,7 +158,7 @@ class CudaExecutor(Executor):
             return self._logits_of_every_row(batch, bucket.tokens)
         places = self._stage(batch, bucket)
         self.device.upload(self.buffers["step"], self._staging.words)
-        bucket.replay()
+        self._replay(bucket, batch)
         result = np.empty((len(needed), self._limits.vocabulary), np.float32)
         for index, place in enumerate(places.tolist()):
             result[index] = self._fetch_logits(place)
@@ -223,10 +227,13 @@ class CudaExecutor(Executor):
                 )
             operators = CudaOperators(plan, self.buffers, self._kernels, tokens)
             rows = operators.rows
-            replay = self.device.capture(lambda operators=operators: self._forward(operators))  # type: ignore[misc]
+            replay = replay_dense = self.device.capture(partial(self._forward, operators))
+            if has_dense_graph(plan, tokens):
+                dense = CudaOperators(plan, self.buffers, self._kernels, tokens, dense=True)
+                replay_dense = self.device.capture(partial(self._forward, dense))
             if rows not in draws:
-                draws[rows] = self.device.capture(lambda operators=operators: self._draw(operators))  # type: ignore[misc]
-            buckets.append(Bucket(tokens, rows, replay, draws[rows]))
+                draws[rows] = self.device.capture(partial(self._draw, operators))
+            buckets.append(Bucket(tokens, rows, replay, replay_dense, draws[rows]))
         self.device.synchronize()
         assert not arrived.any(), "selection leaves its counters at zero"  # noqa: S101
         progress("capturing graphs", len(sizes), len(sizes))
@@ -245,6 +252,14 @@ class CudaExecutor(Executor):
         drawn = self.buffers["drawn"][: operators.rows]
         draw_warm(operators.data, operators.logits_out, drawn)
         self.device.download(self._drawn[: operators.rows], drawn)
+
+    def _replay(self, bucket: Bucket, batch: StepBatch) -> None:
+        """Enqueue a staged step."""
+        rule = self.plan.selection
+        if rule is None or int(batch.positions.max()) + 1 < rule.dense_below:
+            bucket.replay_dense()
+        else:
+            bucket.replay()
 
     def _bucket_of(self, tokens: int) -> Bucket:
         return next(bucket for bucket in self._buckets if bucket.tokens >= tokens)

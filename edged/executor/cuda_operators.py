@@ -111,7 +111,8 @@ class CudaOperators:
         buffers: Every buffer of the plan, by name.
         kernels: The operators of the device.
         tokens: T, the bucket.
-        every_row: Logits are wanted for all T rows (in groups, through ``groups``), not for the needed ones.
+        every_row: The forward goes on with all T rows to its end, not with the needed ones.
+        dense: No query of these steps is far enough to attend sparsely, so none scores blocks.
     """
 
     def __init__(
@@ -122,13 +123,14 @@ class CudaOperators:
         tokens: int,
         *,
         every_row: bool = False,
+        dense: bool = False,
     ) -> None:
         a = plan.architecture
         self._a = a
         self._buffers = buffers
         self._kernels = kernels
-        self._linear = CudaLinear(kernels.linear)
-        self._rule = plan.selection
+        self._linear = CudaLinear(kernels)
+        self._rule = None if dense else plan.selection
         self.rows = logit_rows(plan, tokens)
         """R, rows of logits that come out."""
         self._gathers = not every_row and self.rows < tokens
@@ -163,7 +165,10 @@ class CudaOperators:
         return hidden, self._norm(hidden, weight, branch, scale)
 
     def linear(self, x: torch.Tensor, layer: Linear[torch.Tensor]) -> torch.Tensor:
-        """``[.., in]`` to ``[.., out]``."""
+        """``[.., in]`` to ``[.., out]``; where one kernel does both, :meth:`silu_mul` of gate and up comes along."""
+        if layer.part == "gate_up" and self._linear.is_skinny(x):
+            self._linear.gated(x, layer, self._now["activated"])
+            return self._now["gate_up"]
         out = self._now[{"qkv": "qkv", "gate_up": "gate_up"}.get(layer.part, "branch")]
         return self._linear(x, layer, out)
 
@@ -199,6 +204,8 @@ class CudaOperators:
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """``[.., 2 I]`` to ``[.., I]``."""
         size, out = self._a.intermediate, self._now["activated"]
+        if self._linear.is_skinny(self._now["normed"]):
+            return out  # what made gate and up was not stored: :meth:`linear` went on to this
         self._kernels.silu_mul(SiluMul(_of(gate_up[:, :size]), _of(gate_up[:, size:]), _of(out)))
         return out
 

@@ -56,6 +56,16 @@ def logit_rows(plan: ModelPlan, tokens: int) -> int:
     return min(tokens, rows)
 
 
+def has_dense_graph(plan: ModelPlan, tokens: int) -> bool:
+    """Whether a bucket is captured a second time for steps without sparse queries: where launches are what costs."""
+    return plan.selection is not None and plan.selection.dense_below > 1 and tokens <= MAX_DECODE
+
+
+def graphs(plan: ModelPlan) -> int:
+    """Forwards that are captured."""
+    return sum(2 if has_dense_graph(plan, tokens) else 1 for tokens in bucket_sizes(plan))
+
+
 @dataclass(frozen=True)
 class StepLayout:
     """Where the data of a step lies, in 32-bit words from its start: T tokens, S sequences, R rows of logits.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edged.memory.cuda_buffers import bucket_sizes, logit_rows
+from edged.memory.cuda_buffers import bucket_sizes, graphs, logit_rows
 
 if TYPE_CHECKING:
     from edged.memory.buffers import ModelPlan
@@ -29,7 +29,7 @@ _SAMPLING_BYTES = 128
 def graph_bytes(plan: ModelPlan) -> int:
     """Device memory of all captured graphs."""
     nodes = _NODES_PER_LAYER * plan.architecture.layers + 16
-    return len(bucket_sizes(plan)) * nodes * _NODE_BYTES
+    return graphs(plan) * nodes * _NODE_BYTES
 
 
 def cuda_sampling_scratch(plan: ModelPlan) -> int:

@@ -26,7 +26,7 @@ from edged.memory.buffers import (
     step_buffers,
     weight_buffers,
 )
-from edged.memory.cuda_buffers import bucket_sizes
+from edged.memory.cuda_buffers import graphs
 from edged.memory.cuda_ledger import CUDA_CONTEXT, CUDA_RUNTIME, cuda_sampling_scratch, graph_bytes
 from edged.models.architecture import Architecture
 from edged.models.weights import packed_count, parameter_count
@@ -222,7 +222,7 @@ def model_rows(plan: ModelPlan) -> tuple[LedgerRow, ...]:
     suspended = _suspended_rows(plan)
     if plan.device != "cuda":
         return (*rows, *suspended)
-    rows.append(LedgerRow("CUDA graphs", graph_bytes(plan), f"{len(bucket_sizes(plan))} captured steps"))
+    rows.append(LedgerRow("CUDA graphs", graph_bytes(plan), f"{graphs(plan)} captured steps"))
     if plan.selection is None:
         rows[2] = replace(rows[2], bytes=rows[2].bytes + compressed)
     return (*(replace(row, place=DEVICE) for row in rows), *suspended)

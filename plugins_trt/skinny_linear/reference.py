@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import torch
+import torch
 
 
 def skinny_linear(
@@ -21,3 +18,13 @@ def skinny_linear(
     if bias is not None:
         out = out + bias.float()
     return (scale * out).to(x.dtype if dtype is None else dtype)
+
+
+def skinny_gated(
+    x: torch.Tensor,  # [M, K]
+    weight: torch.Tensor,  # [2 N, K]
+    bias: torch.Tensor | None = None,  # [2 N]
+) -> torch.Tensor:
+    """[M, N] in the dtype of x, rounded once."""
+    gate, up = skinny_linear(x, weight, bias, dtype=torch.float32).chunk(2, dim=1)
+    return (torch.nn.functional.silu(gate) * up).to(x.dtype)

@@ -5,6 +5,8 @@
 // multiply itself, so its ring needs no barrier: the copies run on across tiles, which keeps the memory busy. The order
 // of the inputs inside a step of 32 is permuted, for weights and x alike, so that a thread's share of an mma is one
 // piece. Weights do not depend on the launch before: their copies begin before its end.
+//
+// Gated: of the weights [gate; up], a tile is 8 rows of gate and the same 8 of up, and silu(gate) * up is stored.
 #include "common.cuh"
 
 struct Linear {
@@ -33,16 +35,19 @@ struct Source {
     int tile;
     int step;  // of the warp's share
 
+    template <bool kGated>
     __device__ __forceinline__ void seek(const Linear& args, int begin) {
-        int lane = threadIdx.x & 31;
+        int row = (int)(threadIdx.x & 31) >> 2;
         int last = args.outputs - 1;  // behind it the last one is read again, and not stored
-        i64 offset = (i64)begin * kStep + (lane & 3) * 8;
-        first = args.weight + (i64)min_int(tile * kTile + (lane >> 2), last) * args.inputs + offset;
-        second = args.weight + (i64)min_int(tile * kTile + (lane >> 2) + 8, last) * args.inputs + offset;
+        i64 offset = (i64)begin * kStep + (threadIdx.x & 3) * 8;
+        int one = kGated ? min_int(tile * (kTile / 2) + row, last) : min_int(tile * kTile + row, last);
+        int other = kGated ? args.outputs + one : min_int(tile * kTile + row + 8, last);
+        first = args.weight + (i64)one * args.inputs + offset;
+        second = args.weight + (i64)other * args.inputs + offset;
     }
 };
 
-template <typename T, int kTiles, bool kWide>
+template <typename T, int kTiles, bool kWide, bool kGated>
 __device__ __forceinline__ void skinny_linear(const Linear& args) {
     extern __shared__ __align__(16) unsigned char ring[];  // [kStages, 2, kThreads] pieces of 16 bytes
     __shared__ float sums[2][kWarps][8 * kTiles][kTile];
@@ -50,13 +55,13 @@ __device__ __forceinline__ void skinny_linear(const Linear& args) {
     int row = lane >> 2, part = lane & 3;
     int steps = args.inputs / kStep;
     int begin = steps * warp / kWarps, count = steps * (warp + 1) / kWarps - begin;
-    int tiles = ceil_div(args.outputs, kTile);
+    int tiles = ceil_div(args.outputs, kGated ? kTile / 2 : kTile);
 
     u32 pieces = shared_address(ring) + threadIdx.x * 16;
     Source next;
     next.tile = (int)blockIdx.x;
     next.step = 0;
-    next.seek(args, begin);
+    next.seek<kGated>(args, begin);
     int filled = 0, used = 0;
     auto fill = [&]() {
         if (next.tile < tiles && count > 0) {
@@ -68,7 +73,7 @@ __device__ __forceinline__ void skinny_linear(const Linear& args) {
             if (++next.step == count) {
                 next.step = 0;
                 next.tile += (int)gridDim.x;
-                next.seek(args, begin);
+                next.seek<kGated>(args, begin);
             }
         }
         ++filled;
@@ -111,13 +116,24 @@ __device__ __forceinline__ void skinny_linear(const Linear& args) {
         }
         __syncthreads();  // the next tile writes the other buffer, so one barrier is enough
         int m = threadIdx.x % kTile, n = threadIdx.x / kTile;
-        int output = tile * kTile + m;
-        if (n < 8 * kTiles && n < args.rows && output < args.outputs) {
-            float sum = 0.0f;
+        int output = kGated ? tile * (kTile / 2) + m : tile * kTile + m;
+        bool mine = n < 8 * kTiles && n < args.rows && output < args.outputs;
+        if (mine && (!kGated || m < kTile / 2)) {
+            float sum = 0.0f, up = 0.0f;
 #pragma unroll
-            for (int w = 0; w < kWarps; ++w) sum += sums[buffer][w][n][m];
-            if (args.bias != nullptr) sum += T::unpack(args.bias[output]);
-            sum *= args.scale;
+            for (int w = 0; w < kWarps; ++w) {
+                sum += sums[buffer][w][n][m];
+                if constexpr (kGated) up += sums[buffer][w][n][m + kTile / 2];
+            }
+            if (args.bias != nullptr) {
+                sum += T::unpack(args.bias[output]);
+                if constexpr (kGated) up += T::unpack(args.bias[args.outputs + output]);
+            }
+            if constexpr (kGated) {
+                sum = sum / (1.0f + exp2_fast(-kLog2e * sum)) * up;
+            } else {
+                sum *= args.scale;
+            }
             i64 place = (i64)n * args.outputs + output;
             if constexpr (kWide) {
                 reinterpret_cast<float*>(args.out)[place] = sum;
@@ -129,15 +145,19 @@ __device__ __forceinline__ void skinny_linear(const Linear& args) {
     copy_wait<0>();
 }
 
-#define KERNEL(name, type, tiles, wide)                                                                  \
-    extern "C" __global__ void __launch_bounds__(kThreads, 2) skinny_linear_##name(const Linear args) { \
-        skinny_linear<type, tiles, wide>(args);                                                          \
+#define KERNEL(name, type, tiles, wide, gated)                                                             \
+    extern "C" __global__ void __launch_bounds__(kThreads, 2) skinny_##name(const Linear args) {          \
+        skinny_linear<type, tiles, wide, gated>(args);                                                     \
     }
-KERNEL(bf16_bf16_n8, BF16, 1, false)
-KERNEL(bf16_bf16_n16, BF16, 2, false)
-KERNEL(bf16_f32_n8, BF16, 1, true)
-KERNEL(bf16_f32_n16, BF16, 2, true)
-KERNEL(f16_f16_n8, F16, 1, false)
-KERNEL(f16_f16_n16, F16, 2, false)
-KERNEL(f16_f32_n8, F16, 1, true)
-KERNEL(f16_f32_n16, F16, 2, true)
+KERNEL(linear_bf16_bf16_n8, BF16, 1, false, false)
+KERNEL(linear_bf16_bf16_n16, BF16, 2, false, false)
+KERNEL(linear_bf16_f32_n8, BF16, 1, true, false)
+KERNEL(linear_bf16_f32_n16, BF16, 2, true, false)
+KERNEL(gated_bf16_n8, BF16, 1, false, true)
+KERNEL(gated_bf16_n16, BF16, 2, false, true)
+KERNEL(linear_f16_f16_n8, F16, 1, false, false)
+KERNEL(linear_f16_f16_n16, F16, 2, false, false)
+KERNEL(linear_f16_f32_n8, F16, 1, true, false)
+KERNEL(linear_f16_f32_n16, F16, 2, true, false)
+KERNEL(gated_f16_n8, F16, 1, false, true)
+KERNEL(gated_f16_n16, F16, 2, false, true)

@@ -21,7 +21,7 @@ from plugins_trt.contract import ELEMENT_BYTES, DeviceArray
 from plugins_trt.embedding.reference import embedding
 from plugins_trt.rms_norm.reference import rms_norm
 from plugins_trt.silu_mul.reference import silu_mul
-from plugins_trt.skinny_linear.reference import skinny_linear
+from plugins_trt.skinny_linear.reference import skinny_gated, skinny_linear
 
 
 def tensor_of(array: DeviceArray) -> torch.Tensor:
@@ -103,7 +103,11 @@ class HostDevice:
             x, weight = tensor_of(args.x), tensor_of(args.weight)
             out.copy_(skinny_linear(x, weight, bias, scale=args.scale, dtype=out.dtype))
 
-        return StepKernels(embed, norm, multiply, self.attention, best, linear)
+        def gated(args):
+            bias = None if args.bias is None else tensor_of(args.bias)
+            tensor_of(args.out).copy_(skinny_gated(tensor_of(args.x), tensor_of(args.weight), bias))
+
+        return StepKernels(embed, norm, multiply, self.attention, best, linear, gated)
 
     @staticmethod
     def attention(args):

@@ -5,9 +5,9 @@ import torch
 from decode_cases import TOLERANCE, array, error, gpu
 
 from plugins_trt.contract import LaunchError, ceil_div
-from plugins_trt.skinny_linear.contract import TILE, SkinnyLinear, grid
+from plugins_trt.skinny_linear.contract import TILE, SkinnyGated, SkinnyLinear, grid
 from plugins_trt.skinny_linear.launch import SkinnyLinearMultiplier
-from plugins_trt.skinny_linear.reference import skinny_linear
+from plugins_trt.skinny_linear.reference import skinny_gated, skinny_linear
 
 
 @pytest.mark.gpu
@@ -53,6 +53,37 @@ def test_it_equals_the_reference(dtype, outputs, inputs, wide):
             assert torch.equal(first, out[:rows])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("outputs", "inputs"), [(8, 32), (11, 96), (96, 64), (1536, 576), (16384, 4096)])
+def test_gated_equals_the_reference(dtype, outputs, inputs):
+    rig = gpu()
+    kind = getattr(torch, dtype)
+    multiply = SkinnyLinearMultiplier(
+        rig.kernels.operator("skinny_linear"),
+        multiprocessors=rig.kernels.multiprocessors,
+        shared_bytes=rig.kernels.shared_bytes,
+        dtype=dtype,
+    )
+    generator = torch.Generator("cuda").manual_seed(outputs + inputs)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator, device="cuda").to(kind)
+
+    weight, bias = normal(2 * outputs, inputs), normal(2 * outputs)
+    for rows in (1, 8, 16):
+        x = normal(rows, inputs) * inputs**-0.5
+        for added in (None, bias):
+            out = torch.full((rows + 1, outputs), float("nan"), dtype=kind, device="cuda")
+            args = SkinnyGated(
+                array(x), array(weight), array(out[:rows]), None if added is None else array(added)
+            )
+            multiply.gated(args, rig.stream)
+            rig.stream.synchronize()
+            assert error(out[:rows], skinny_gated(x, weight, added)) < TOLERANCE[dtype] / 2
+            assert out[rows].isnan().all()
+
+
 def test_thread_blocks_take_equal_shares():
     for outputs in (1, 16, 17, 4096, 4608, 32768, 73448):
         for blocks in (1, 16, 264):
@@ -79,3 +110,9 @@ def test_bad_arguments_are_refused_by_name():
     assert refused(out=array(out.half())).startswith("out: dtype")
     assert refused(out=array(torch.zeros(2, 9).bfloat16())).startswith("out: shape")
     assert refused(bias=array(torch.zeros(9).bfloat16())).startswith("bias: shape")
+    gated = {"x": array(x), "weight": array(weight), "out": array(torch.zeros(2, 4).bfloat16())}
+    SkinnyGated(**gated)
+    with pytest.raises(LaunchError, match="weight: 7 rows"):
+        SkinnyGated(**{**gated, "weight": array(torch.zeros(7, 64).bfloat16())})
+    with pytest.raises(LaunchError, match="out: shape"):
+        SkinnyGated(**{**gated, "out": array(out)})
