@@ -38,6 +38,8 @@ STAGING_SUFFIX = "pulling"
 _PREFIXES = re.compile(r"^(?:https?://)?(?:huggingface\.co|hf\.co)/")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?")
 _READ_BYTES = 4 << 20
+_CHUNK_BYTES = 256 << 10
+"""What a cut connection loses at most, and how fine progress is; the library writes 10 MiB at a time otherwise."""
 _TIMEOUT_SECONDS = 30.0
 
 
@@ -171,6 +173,7 @@ class Staging:
             self._whole = (
                 {str(key): str(value) for key, value in known.items()} if isinstance(known, dict) else {}
             )
+        self._drop_others()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -211,11 +214,12 @@ class Staging:
         return self.folder.joinpath(*(parts if name.endswith(".jinja") else parts[-1:]))
 
     def _fetch(self, file: HubFile, report: Callable[[int], None]) -> None:
-        from huggingface_hub import hf_hub_url, utils  # noqa: PLC0415 - takes a second to import
+        from huggingface_hub import constants, hf_hub_url, utils  # noqa: PLC0415 - takes a second to import
         from huggingface_hub.file_download import http_get  # noqa: PLC0415 - as above
 
         library: Any = utils  # does not say what it exports
         library.disable_progress_bars()
+        constants.DOWNLOAD_CHUNK_SIZE = _CHUNK_BYTES
         library.logging.set_verbosity_error()
         model, part = self._model, self._part(file)
         headers = {**library.build_hf_headers(), "Accept-Encoding": "identity"}

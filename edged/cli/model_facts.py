@@ -9,9 +9,11 @@ import yaml
 
 from edged.checkpoint.chat_template import ChatTemplate
 from edged.checkpoint.folder_import import normalized_config
+from edged.checkpoint.model_folder import CONFIG_FILE
 from edged.checkpoint.safetensors_files import WeightFiles
 from edged.checkpoint.tokenizer import Tokenizer
 from edged.config_reader import ConfigFileError, parse_config
+from edged.errors import CheckpointError
 from edged.memory.ledger import compute_ledger
 from edged.models.architecture import Architecture
 from edged.models.folder import check_folder
@@ -46,7 +48,10 @@ def check_small_files(folder: Path) -> None:
         CheckpointError: As :func:`check_model`.
     """
     config = normalized_config(folder)
-    architecture = Architecture.from_config(config)
+    try:
+        architecture = Architecture.from_config(config)
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder / CONFIG_FILE}: {error.message}", field=error.field) from None
     Tokenizer.load(folder).check_embedding(architecture.vocabulary)
     ChatTemplate.load(folder)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 from edgectl_process import COMMAND, clean_environment
+from small_gguf import write_gguf
 
 from edged.cli.main import main
 
@@ -57,3 +58,9 @@ def edgectl_here(tmp_path, monkeypatch, capsys):
         return Result(code, output.out, output.err)
 
     return run
+
+
+@pytest.fixture
+def small_gguf(tmp_path):
+    """A GGUF file of a few kilobytes."""
+    return write_gguf(tmp_path / "small.gguf")
