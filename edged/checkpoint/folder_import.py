@@ -91,6 +91,17 @@ def import_folder(
         publish(folder, destination)
 
 
+def copy_small_files(source: Path, folder: Path) -> None:
+    """Give ``folder`` everything of a model but its configuration and its weights.
+
+    Raises:
+        CheckpointError: The source is no model folder, or its tokenizer is not supported.
+    """
+    _take_small_files(source, choose_files(_names(source), str(source)), folder)
+    if not (folder / "tokenizer.json").exists():
+        _convert_tokenizer(folder)
+
+
 def normalized_config(folder: Path) -> dict[str, Any]:
     """``config.json`` of a folder, with the quantization that other files tell of and without names of programs.
 

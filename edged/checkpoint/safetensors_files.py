@@ -81,6 +81,15 @@ class WeightFiles:
         return cls._open_files(folder, sorted(set(weight_map.values())), weight_map)
 
     @classmethod
+    def open_file(cls, path: Path) -> WeightFiles:
+        """Open and check one file, whatever lies beside it.
+
+        Raises:
+            CheckpointError: It is missing or damaged.
+        """
+        return cls._open_files(path.parent, [path.name], None)
+
+    @classmethod
     def _open_files(cls, folder: Path, files: list[str], weight_map: dict[str, str] | None) -> WeightFiles:
         tensors: dict[str, TensorInfo] = {}
         descriptors: dict[Path, int] = {}
