@@ -267,7 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.check:
             Listeners(config.listen).check()
             for model in config.models:
-                check_folder(model.path)
+                check_folder(model.path, rope_scaling=model.rope_scaling)
             ServedModels(config).load()
             sys.stdout.write(_check_report(options.config, config, ledger))
             return ExitCode.OK

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from edged.checkpoint.gguf_rope import ROPE_TENSORS, exact_decimal, key_of, rope_scaling
+from edged.checkpoint.name_list import listed
 from edged.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -245,10 +246,7 @@ def _check_positive(file: GgufFile, values: dict[str, Any]) -> None:
 
 
 def _listing(what: str, names: list[str]) -> str:
-    if not names:
-        return ""
-    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-    return f"{what}: {', '.join(names[:10])}{more}; "
+    return f"{what}: {listed(names)}; " if names else ""
 
 
 def _required(file: GgufFile, key: str) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from edged.checkpoint import awq, gptq, marlin
+from edged.checkpoint.name_list import listed
 from edged.checkpoint.packed import Expected, PackedModule, Shape
 from edged.errors import CheckpointError
 from edged.models.weights import WeightSource, WeightSpec, weight_specs
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 FLOATS = ("F64", "F32", "BF16", "F16")
 """Element types that weights may have."""
 GPTQ, AWQ, MARLIN = "gptq", "awq", "marlin"
-
-_SHOWN = 8
 
 
 class DenseTensor(NamedTuple):
@@ -118,7 +117,7 @@ class CheckpointPlan:
             if info.dtype not in expected[name].dtypes
         ]
         faults = [
-            f"{len(names)} {what}: {_listed(names)}"
+            f"{len(names)} {what}: {listed(names)}"
             for what, names in (
                 ("tensors are missing", missing),
                 ("tensors have no place in this architecture", unmapped),
@@ -193,8 +192,3 @@ def _modules(spec: WeightSpec, group: int, layout: str) -> Iterable[PackedLinear
 def _is_redundant(name: str, architecture: Architecture) -> bool:
     """Whether a tensor repeats what is known: the tied head, or the table that rope parameters already give."""
     return (architecture.tied and name == "lm_head.weight") or name.endswith(".rotary_emb.inv_freq")
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -85,7 +85,7 @@ class ServedModel:
         Raises:
             CheckpointError: One is missing or damaged.
         """
-        vocabulary = Architecture.read(config.path).vocabulary
+        vocabulary = Architecture.of(config).vocabulary
         tokenizer = Tokenizer.load(config.path)
         tokenizer.check_embedding(vocabulary)
         sampling = read_sampling_defaults(config.path, vocabulary)

@@ -40,7 +40,7 @@ def load_texts(config: ModelConfig) -> TokenTable:
     Raises:
         CheckpointError: The folder has no tokenizer, one that cannot be read, or one of another model.
     """
-    rows = Architecture.read(config.path).vocabulary
+    rows = Architecture.of(config).vocabulary
     tokenizer = Tokenizer.load(config.path)
     tokenizer.check_embedding(rows)
     table = TokenTable(tokenizer, rows)

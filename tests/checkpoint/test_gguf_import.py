@@ -311,7 +311,7 @@ def refused(recipe: Any, folder: Path, message: str) -> None:
         (
             "llama.feed_forward_length",
             256,
-            r"blk\.0\.ffn_gate\.weight is \[512, 256\] instead of \[256, 256\]",
+            r"blk\.\{0-1\}\.ffn_gate\.weight is \[512, 256\] instead of \[256, 256\]",
         ),
         ("llama.attention.head_count", 0, r"head_count is 0"),
         ("llama.attention.head_count_kv", 3, "4 query heads and 3 key/value heads"),
