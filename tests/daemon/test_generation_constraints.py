@@ -11,7 +11,7 @@ import jsonschema
 import llguidance
 import pytest
 
-from edged.decoding.constraints.checker import _END, _Vocabulary, check
+from edged.decoding.constraints.checker import check, small_tokenizer
 from edged.errors import InvalidArgumentError
 
 SCHEMAS = sorted((Path(__file__).parent / "schemas").glob("*.json"))
@@ -29,13 +29,12 @@ PERSON = {
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    wrapper = llguidance.TokenizerWrapper(_Vocabulary())
-    return llguidance.LLTokenizer(wrapper, n_vocab=len(_Vocabulary.tokens), eos_token=_END)
+    return small_tokenizer()
 
 
 def is_beginning(text, kind, constraint, tokenizer):
     """Whether some text of that form begins with ``text``, byte by byte."""
-    matcher = llguidance.LLMatcher(tokenizer, check(kind, constraint, tokenizer), log_level=0)
+    matcher = llguidance.LLMatcher(tokenizer, check(kind, constraint), log_level=0)
     data = list(text.encode())
     return matcher.validate_tokens(data) == len(data)
 

@@ -16,18 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edged.decoding.constraints.base import LIMITS
-from edged.decoding.constraints.checker import _END, _Vocabulary, check
+from edged.decoding.constraints.checker import _END, Vocabulary, check, small_tokenizer
 from edged.decoding.constraints.lark_check import endless_rule
 from edged.decoding.constraints.schema_check import read_schema
 from edged.errors import InvalidArgumentError
 
+VOCABULARY = Vocabulary().tokens
 SCHEMAS = sorted((Path(__file__).parent.parent / "daemon" / "schemas").glob("*.json"))
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    wrapper = llguidance.TokenizerWrapper(_Vocabulary())
-    return llguidance.LLTokenizer(wrapper, n_vocab=len(_Vocabulary.tokens), eos_token=_END)
+    return small_tokenizer()
 
 
 def walks(grammar, tokenizer, count, seed=0, most=400):
@@ -45,7 +45,7 @@ def walks(grammar, tokenizer, count, seed=0, most=400):
                 break
             assert matcher.consume_token(token)
             taken.append(token)
-        text = b"".join(_Vocabulary.tokens[token] for token in taken).decode(errors="replace")
+        text = b"".join(VOCABULARY[token] for token in taken).decode(errors="replace")
         yield text, len(taken) < most
 
 
@@ -55,7 +55,7 @@ def test_whatever_is_drawn_fits_the_schema(path, tokenizer):
     validator = jsonschema.Draft202012Validator(
         schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
     )
-    grammar = check("json_schema", path.read_text(), tokenizer)
+    grammar = check("json_schema", path.read_text())
     ended = 0
     for text, end in walks(grammar, tokenizer, 8):
         if end:
@@ -72,9 +72,7 @@ def test_there_are_schemas_enough():
 def test_dates_are_real_days(kind, tokenizer):
     february = json.dumps({"type": "string", "format": kind, "pattern": "^[0-9]{4}-02-(28|29)"})
     days = [
-        json.loads(text)[:10]
-        for text, end in walks(check("json_schema", february, tokenizer), tokenizer, 80)
-        if end
+        json.loads(text)[:10] for text, end in walks(check("json_schema", february), tokenizer, 80) if end
     ]
     for day in days:
         jsonschema.Draft202012Validator.FORMAT_CHECKER.check(day, "date")
@@ -110,7 +108,7 @@ def test_dates_are_real_days(kind, tokenizer):
 )
 def test_what_cannot_be_enforced_is_refused_by_name(schema, message, tokenizer):
     with pytest.raises(InvalidArgumentError, match=message) as caught:
-        check("json_schema", json.dumps(schema), tokenizer)
+        check("json_schema", json.dumps(schema))
     assert caught.value.field == "json_schema"
 
 
@@ -128,7 +126,7 @@ def nested(depth):
 
 
 def test_nesting_has_a_bound(tokenizer):
-    check("json_schema", json.dumps(nested(50)), tokenizer)
+    check("json_schema", json.dumps(nested(50)))
     for text in (json.dumps(nested(70)), "[" * 100_000, '{"items":' * 5000):
         with pytest.raises(InvalidArgumentError):
             read_schema(text)
@@ -197,7 +195,7 @@ def test_a_grammar_without_an_end_is_found(lark, ends):
 
 
 def test_rules_that_call_themselves_first_are_parsed(tokenizer):
-    grammar = check("lark", 'start: sum\nsum: sum "+" NUMBER | NUMBER\nNUMBER: /[0-9]/', tokenizer)
+    grammar = check("lark", 'start: sum\nsum: sum "+" NUMBER | NUMBER\nNUMBER: /[0-9]/')
     for text, end in walks(grammar, tokenizer, 10):
         assert not end or all(part.isdigit() and len(part) == 1 for part in text.split("+"))
 
@@ -247,14 +245,14 @@ def test_productive_rules_are_found_as_by_the_definition(rules):
 )
 def test_what_is_wrong_is_said(kind, text, message, tokenizer):
     with pytest.raises(InvalidArgumentError, match=message) as caught:
-        check(kind, text, tokenizer)
+        check(kind, text)
     assert caught.value.field == kind
     assert len(caught.value.message) < 700
 
 
 def test_a_choice_gives_its_texts_alone(tokenizer):
     texts = ["left", "left turn", 'say "no"\n', "\\d+", "日本", "ß"]
-    found = {text for text, _ in walks(check("choice", json.dumps(texts), tokenizer), tokenizer, 120)}
+    found = {text for text, _ in walks(check("choice", json.dumps(texts)), tokenizer, 120)}
     assert found == set(texts)
 
 
@@ -272,7 +270,7 @@ def test_sqlite_says_what_is_no_statement():
 
 
 def test_every_statement_of_sql_select_is_one_to_sqlite(tokenizer):
-    found = walks(check("ready_made", "sql-select", tokenizer), tokenizer, 60, most=120)
+    found = walks(check("ready_made", "sql-select"), tokenizer, 60, most=120)
     statements = [text for text, end in found if end]
     assert len(statements) > 20
     for text in statements:
@@ -282,7 +280,5 @@ def test_every_statement_of_sql_select_is_one_to_sqlite(tokenizer):
 
 
 def test_json_is_an_object_or_an_array(tokenizer):
-    found = [
-        json.loads(text) for text, end in walks(check("ready_made", "json", tokenizer), tokenizer, 60) if end
-    ]
+    found = [json.loads(text) for text, end in walks(check("ready_made", "json"), tokenizer, 60) if end]
     assert {type(value) for value in found} == {dict, list}

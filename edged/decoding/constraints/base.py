@@ -12,7 +12,8 @@ REGEX = "regex"
 LARK = "lark"
 CHOICE = "choice"
 READY_MADE = "ready_made"
-KINDS = (JSON_SCHEMA, REGEX, LARK, CHOICE, READY_MADE)
+TOOL_CALLS = "tool_choice"
+KINDS = (JSON_SCHEMA, REGEX, LARK, CHOICE, READY_MADE, TOOL_CALLS)
 
 # JSON as Python's json.dumps writes it. Free white space would let a hot model write nothing else until max_tokens.
 JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -34,7 +35,8 @@ class Constraint(msgspec.Struct, frozen=True):
 
     Attributes:
         kind: One of ``KINDS``.
-        text: The schema, the expression, the grammar; the texts of a choice as a JSON list; the ready-made one's name.
+        text: The schema, the expression, the grammar; the texts of a choice as a JSON list; the ready-made one's name;
+            ``tool_grammar.ToolCalls`` as JSON.
     """
 
     kind: str

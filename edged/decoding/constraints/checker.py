@@ -10,6 +10,7 @@ explodes there is refused before any token.
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import resource
@@ -18,6 +19,7 @@ import time
 from typing import Any
 
 import llguidance
+import msgspec
 
 from edged.decoding.constraints.base import (
     CHOICE,
@@ -26,6 +28,7 @@ from edged.decoding.constraints.base import (
     LIMITS,
     READY_MADE,
     REGEX,
+    TOOL_CALLS,
     choice_grammar,
     lark_grammar,
     schema_grammar,
@@ -33,6 +36,7 @@ from edged.decoding.constraints.base import (
 from edged.decoding.constraints.lark_check import endless_rule
 from edged.decoding.constraints.ready_made import READY_MADE_GRAMMARS
 from edged.decoding.constraints.schema_check import exact, read_schema
+from edged.decoding.constraints.tool_grammar import ToolCalls, tool_grammar
 from edged.errors import InvalidArgumentError
 
 _MEMORY = 256 * 2**20
@@ -43,23 +47,36 @@ _SHOWN = 400
 _END = 256
 
 
-class _Vocabulary:
-    """Every byte, every pair of printable ASCII, and one end of sequence: a model's vocabulary in small."""
+class Vocabulary:
+    """Every byte, every pair of printable ASCII, one end of sequence, special tokens: a model's vocabulary in small.
 
-    eos_token_id = _END
+    Args:
+        special: Texts of the special tokens.
+    """
+
     bos_token_id = None
-    tokens = (
-        *(bytes([byte]) for byte in range(256)),
-        b"<end>",
-        *(bytes([first, second]) for first in range(32, 127) for second in range(32, 127)),
-    )
-    special_token_ids = (_END,)
+    eos_token_id = _END
+
+    def __init__(self, special: tuple[str, ...] = ()) -> None:
+        pairs = (bytes([first, second]) for first in range(32, 127) for second in range(32, 127))
+        self.tokens = [*(bytes([byte]) for byte in range(256)), b"<end>", *pairs]
+        self.special_token_ids = [_END, *range(len(self.tokens), len(self.tokens) + len(special))]
+        self.tokens += [text.encode() for text in special]
 
     def __call__(self, text: str | bytes) -> list[int]:
+        """Token ids of a text."""
         return list(text.encode() if isinstance(text, str) else text)
 
 
-def check(kind: str, text: str, tokenizer: llguidance.LLTokenizer) -> str:
+@functools.lru_cache(maxsize=8)
+def small_tokenizer(special: tuple[str, ...] = ()) -> llguidance.LLTokenizer:
+    """The vocabulary as llguidance takes it."""
+    vocabulary = Vocabulary(special)
+    wrapper = llguidance.TokenizerWrapper(vocabulary)
+    return llguidance.LLTokenizer(wrapper, n_vocab=len(vocabulary.tokens), eos_token=_END)
+
+
+def check(kind: str, text: str) -> str:
     """The grammar of a constraint, in llguidance's own form.
 
     Raises:
@@ -67,7 +84,8 @@ def check(kind: str, text: str, tokenizer: llguidance.LLTokenizer) -> str:
     """
     grammar = _grammar(kind, text)
     limits = llguidance.LLParserLimits(**LIMITS)
-    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+    special = msgspec.json.decode(text, type=ToolCalls).special if kind == TOOL_CALLS else ()
+    matcher = llguidance.LLMatcher(small_tokenizer(special), grammar, log_level=0, limits=limits)
     if matcher.is_error():
         reason = _first_lines(matcher.get_error())
         if "coerce_one_of" in reason:
@@ -100,6 +118,8 @@ def _grammar(kind: str, text: str) -> str:
         return lark_grammar(text)
     if kind == CHOICE:
         return choice_grammar(json.loads(text))
+    if kind == TOOL_CALLS:
+        return lark_grammar(tool_grammar(msgspec.json.decode(text, type=ToolCalls)))
     if kind == READY_MADE and text in READY_MADE_GRAMMARS:
         return READY_MADE_GRAMMARS[text]
     raise _refusal(kind, f"is {text[:60]!r}; use one of {', '.join(READY_MADE_GRAMMARS)}")
@@ -113,6 +133,7 @@ def _try(matcher: llguidance.LLMatcher, kind: str) -> None:
     """
     generator = random.Random(0)  # noqa: S311 - the same trial every time
     end = time.monotonic() + _TRIAL_SECONDS
+    marks = len(Vocabulary().tokens)
     for step in range(_TRIAL_STEPS):
         matcher.compute_ff_bytes()
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
@@ -121,7 +142,8 @@ def _try(matcher: llguidance.LLMatcher, kind: str) -> None:
             if "NoExtension" in reason:
                 raise _refusal(kind, "allows no text at all")
             raise _refusal(kind, f"is too complex or never ends: {reason}")
-        allowed = [token for token in range(_END) if mask >> token & 1]  # single bytes: the longest way
+        # Single bytes, the longest way, and marks.
+        allowed = [token for token in (*range(_END), *range(marks, mask.bit_length())) if mask >> token & 1]
         if not allowed:
             if step == 0:
                 raise _refusal(kind, "allows no text but the empty one")
@@ -142,10 +164,10 @@ def _first_lines(message: str) -> str:
     return " ".join(text.split())[:_SHOWN]
 
 
-def _answer(line: str, tokenizer: llguidance.LLTokenizer) -> dict[str, Any]:
+def _answer(line: str) -> dict[str, Any]:
     asked = json.loads(line)
     try:
-        return {"grammar": check(asked["kind"], asked["text"], tokenizer)}
+        return {"grammar": check(asked["kind"], asked["text"])}
     except InvalidArgumentError as error:
         return {"error": error.message}
     except (ValueError, TypeError, RecursionError, MemoryError) as error:
@@ -154,16 +176,14 @@ def _answer(line: str, tokenizer: llguidance.LLTokenizer) -> dict[str, Any]:
 
 def main() -> None:
     """Answer until standard input ends."""
-    tokenizer = llguidance.LLTokenizer(
-        llguidance.TokenizerWrapper(_Vocabulary()), n_vocab=len(_Vocabulary.tokens), eos_token=_END
-    )
+    small_tokenizer()
     with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - pathlib costs a tenth of the start
         size = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + _MEMORY, size + _MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     print("{}", flush=True)  # noqa: T201 - ready
     for line in sys.stdin:
-        sys.stdout.write(json.dumps(_answer(line, tokenizer)) + "\n")
+        sys.stdout.write(json.dumps(_answer(line)) + "\n")
         sys.stdout.flush()
 
 
