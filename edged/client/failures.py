@@ -34,8 +34,8 @@ def read_failure(failure: grpc.RpcError, address: Address, timeout: float | None
     message: str = failure.details() or status.name
     field, retry = _read_details(failure.trailing_metadata())
     code = _NEAREST.get(status) or Code(status.value[0])
-    if code is Code.DEADLINE_EXCEEDED and timeout is not None and message.lower() == "deadline exceeded":
-        # gRPC's own word; a refusal by the daemon says what it expected.
+    if code is Code.DEADLINE_EXCEEDED and timeout is not None and "deadline exceeded" in message.lower():
+        # gRPC's own words; a refusal by the daemon says what it expected.
         message = (
             f"no complete answer within the timeout of {timeout:g} s; allow more time or ask for fewer tokens"
         )

@@ -197,8 +197,9 @@ def test_chat_faults(client):
 
 def test_an_expired_deadline_frees_the_pages(client):
     before = steps(client)
-    with pytest.raises(errors.DeadlineError, match=r"timeout of 0\.5 s"):
-        client.generate(STORY, max_tokens=900, ignore_eos=True, temperature=0.0, timeout=0.5).answer()
+    # It might end at any token, so nothing says beforehand that it cannot meet its deadline.
+    with pytest.raises(errors.DeadlineError, match=r"timeout of 0\.5 s|the deadline passed after"):
+        client.generate(STORY, max_tokens=900, temperature=0.0, timeout=0.5).answer()
     wait_until_free(client, before)
 
 
