@@ -11,6 +11,8 @@ import torch
 from executor_runner import Runner, load, reference_logits
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
+from edged.config import RopeScalingConfig
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -74,10 +76,14 @@ def random_model(config: Any) -> Any:
     return model
 
 
-def errors(folder: Path, model: Any, *, tokens: int, context: int, positions: tuple[int, ...]) -> list[float]:
+def errors(
+    folder: Path, model: Any, *, tokens: int, context: int, positions: tuple[int, ...], **settings: Any
+) -> list[float]:
     """Relative errors of the logits at some positions of a random prompt."""
     ids = np.random.default_rng(2).integers(0, VOCABULARY, tokens).tolist()
-    runner = Runner(load(folder, dtype="float32", context_length=context, max_sequences=1, prefill_chunk=100))
+    runner = Runner(
+        load(folder, dtype="float32", context_length=context, max_sequences=1, prefill_chunk=100, **settings)
+    )
     ours = runner.prefill(runner.sequence(ids), 100)
     expected = reference_logits(model, ids)
     return [float(np.abs(ours[at] - expected[at]).max() / np.abs(expected[at]).max()) for at in positions]
@@ -125,3 +131,19 @@ def test_minicpm_is_llama_with_its_factors_folded_in(tmp_path: Path, layout: str
             layer.mlp.down_proj.weight *= 1.4 / 2**0.5
     found = errors(tmp_path, model, tokens=140, context=256, positions=(1, 100, 139))
     assert max(found) < BOUND, found
+
+
+@pytest.mark.parametrize("kind", ["llama3", "yarn", "longrope"])
+def test_the_configurations_rope_scaling_is_that_of_a_model_that_has_it(tmp_path: Path, kind: str) -> None:
+    model = random_model(config_of("SmolLM2", kind))
+    model.save_pretrained(tmp_path)
+    parameters = model.config.rope_parameters
+    file = tmp_path / "config.json"
+    plain = {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "rope_parameters": plain}))
+    written = {name: item for name, item in parameters.items() if name not in ("rope_type", "rope_theta")}
+    lists = {name: tuple(item) for name, item in written.items() if isinstance(item, list)}
+    scaling = RopeScalingConfig(type=kind, **{**written, **lists})
+    past = errors(tmp_path, model, tokens=140, context=256, positions=(1, 100, 139), rope_scaling=scaling)
+    assert max(past) < BOUND, past
+    assert min(errors(tmp_path, model, tokens=140, context=256, positions=(100, 139))) > 10 * BOUND
