@@ -288,6 +288,8 @@ def _refuse_unsupported(values: ConfigValues) -> None:
         raise values.refusal("hidden_act", "is not supported; supported is silu")
     if values.flag("use_sliding_window", default=False):
         raise values.refusal("use_sliding_window", "is not supported: every layer attends to all it sees")
+    if values.flag("rope_interleaved", default=False):
+        raise values.refusal("rope_interleaved", "is not supported: a head's two halves rotate together")
     if values.has("layer_types"):
         kinds = values.raw("layer_types")
         if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):

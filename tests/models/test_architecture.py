@@ -152,6 +152,7 @@ def test_a_family_needs_what_its_own_defaults_would_hide(model_type, key):
         ({"rope_theta": 10**400}, "rope_theta"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"rope_interleaved": True}, "rope_interleaved"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ({"num_hidden_layers": 2**20}, "num_hidden_layers"),
         ({"quantization_config": 4}, "quantization_config"),
