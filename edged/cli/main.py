@@ -29,6 +29,7 @@ COMMANDS = {
     "build": "edged.cli.build",
     "engines": "edged.cli.engines",
     "sessions": "edged.cli.sessions",
+    "bench": "edged.cli.bench",
     "doctor": "edged.cli.doctor",
     "service": "edged.cli.service",
     "token": "edged.cli.token",
