@@ -88,6 +88,11 @@ class ChatTemplate:
         return bool(self._templates)
 
     @property
+    def source(self) -> str:
+        """All templates as they are written."""
+        return "\n".join(self._sources.values())
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Names of the model's templates."""
         return tuple(self._templates)

@@ -11,7 +11,7 @@ from edged.client.address import default_address
 from edged.client.asynchronous import AsyncClient, AsyncGeneration
 from edged.client.blocking import Client, Generation
 from edged.client.credentials import Credentials
-from edged.client.events import Answer, Chunk, Event, Finished, Started, Usage
+from edged.client.events import Answer, Chunk, Event, Finished, Started, ToolCall, Usage
 
 __all__ = [
     "Answer",
@@ -24,6 +24,7 @@ __all__ = [
     "Finished",
     "Generation",
     "Started",
+    "ToolCall",
     "Usage",
     "default_address",
 ]

@@ -62,10 +62,14 @@ class AsyncGeneration:
 
     async def answer(self) -> Answer:
         """Wait for the end and return everything in one piece."""
+        return (await self.answers())[0]
+
+    async def answers(self) -> tuple[Answer, ...]:
+        """Wait for the end and return every answer, where ``n`` asked for several."""
         builder = AnswerBuilder()
         async for event in self:
             builder.add(event)
-        return builder.build()
+        return builder.build_all()
 
 
 class AsyncClient:

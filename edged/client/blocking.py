@@ -67,10 +67,14 @@ class Generation:
 
     def answer(self) -> Answer:
         """Wait for the end and return everything in one piece."""
+        return self.answers()[0]
+
+    def answers(self) -> tuple[Answer, ...]:
+        """Wait for the end and return every answer, where ``n`` asked for several."""
         builder = AnswerBuilder()
         for event in self:
             builder.add(event)
-        return builder.build()
+        return builder.build_all()
 
 
 class Client:

@@ -52,6 +52,15 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """One call of a tool: its name, and its arguments as the JSON text of an object."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
 class Chunk:
     """Text that became final, and the tokens of one step, whose text may come later."""
 
@@ -60,6 +69,12 @@ class Chunk:
     step_seconds: float
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One a token, where they were asked for."""
+    reasoning: str = ""
+    """What the model thought, which is not in ``text``."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Calls that are complete with this chunk."""
+    index: int = 0
+    """Which of several answers it is a piece of."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +110,9 @@ class Finished:
     matched_token_id: int | None
     usage: Usage
     timings: Timings
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    index: int = 0
 
 
 Event = Started | Chunk | Finished
@@ -109,6 +127,20 @@ class Answer:
     token_ids: tuple[int, ...]
     finished: Finished
     logprobs: tuple[TokenLogprobs, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+class _Parts:
+    """What has come of one answer."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.reasoning: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.tool_calls: list[ToolCall] = []
+        self.finished: Finished | None = None
 
 
 class AnswerBuilder:
@@ -116,33 +148,44 @@ class AnswerBuilder:
 
     def __init__(self) -> None:
         self._started: Started | None = None
-        self._texts: list[str] = []
-        self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprobs] = []
-        self._finished: Finished | None = None
+        self._answers: dict[int, _Parts] = {}
 
     def add(self, event: Event) -> None:
         """Take the next event."""
-        if isinstance(event, Chunk):
-            self._texts.append(event.text)
-            self._token_ids.extend(event.token_ids)
-            self._logprobs.extend(event.logprobs)
-        elif isinstance(event, Started):
+        if isinstance(event, Started):
             self._started = event
+            return
+        parts = self._answers.setdefault(event.index, _Parts())
+        parts.texts.append(event.text)
+        parts.reasoning.append(event.reasoning)
+        parts.tool_calls.extend(event.tool_calls)
+        if isinstance(event, Chunk):
+            parts.token_ids.extend(event.token_ids)
+            parts.logprobs.extend(event.logprobs)
         else:
-            self._texts.append(event.text)
-            self._finished = event
+            parts.finished = event
 
     def build(self) -> Answer:
-        """The answer, after its last event."""
-        if self._started is None or self._finished is None:
+        """The answer, after its last event; of several, the first."""
+        return self.build_all()[0]
+
+    def build_all(self) -> tuple[Answer, ...]:
+        """Every answer, after the last event."""
+        if self._started is None or not self._answers:
+            raise ValueError("the generation has not ended")
+        return tuple(self._build(self._started, parts) for _, parts in sorted(self._answers.items()))
+
+    def _build(self, started: Started, parts: _Parts) -> Answer:
+        if parts.finished is None:
             raise ValueError("the generation has not ended")
         return Answer(
-            self._started,
-            "".join(self._texts),
-            tuple(self._token_ids),
-            self._finished,
-            tuple(self._logprobs),
+            started,
+            "".join(parts.texts),
+            tuple(parts.token_ids),
+            parts.finished,
+            tuple(parts.logprobs),
+            "".join(parts.reasoning),
+            tuple(parts.tool_calls),
         )
 
 
@@ -156,10 +199,17 @@ def read_event(response: inference_pb2.GenerateResponse) -> Event:
             tuple(chunk.token_ids),
             chunk.step_seconds,
             tuple(map(_read_logprobs, chunk.logprobs)),
+            chunk.reasoning,
+            tuple(map(_read_call, chunk.tool_calls)),
+            chunk.index,
         )
     if kind == "started":
         return _read_started(response.started)
     return _read_finished(response.finished)
+
+
+def _read_call(call: types_pb2.ToolCall) -> ToolCall:
+    return ToolCall(call.id, call.name, call.arguments)
 
 
 def _read_logprobs(token: inference_pb2.TokenLogprobs) -> TokenLogprobs:
@@ -193,4 +243,7 @@ def _read_finished(finished: inference_pb2.Finished) -> Finished:
         timings=Timings(
             timings.queue_seconds, timings.prefill_seconds, timings.decode_seconds, timings.steps
         ),
+        reasoning=finished.reasoning,
+        tool_calls=tuple(map(_read_call, finished.tool_calls)),
+        index=finished.index,
     )

@@ -54,6 +54,10 @@ class GenerateOptions(ChatOptions, total=False):
     lark: str | None
     choice: Sequence[str] | None
     ready_made: str | None
+    n: int | None
+    tool_choice: str | None
+    tool: str | None
+    raw: bool
 
 
 _SAMPLING = (
@@ -69,7 +73,13 @@ _SAMPLING = (
     "penalty_window",
     "logprobs",
     "top_logprobs",
+    "n",
 )
+TOOL_CHOICES = {
+    "auto": inference_pb2.TOOL_CHOICE_AUTO,
+    "none": inference_pb2.TOOL_CHOICE_NONE,
+    "required": inference_pb2.TOOL_CHOICE_REQUIRED,
+}
 
 
 def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.GenerateRequest:
@@ -93,6 +103,15 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.
     set_field(request.stops, "min_tokens", options.get("min_tokens"))
     set_field(request.stops, "ignore_eos", options.get("ignore_eos"))
     _put_constraint(request, options)
+    choice = options.get("tool_choice")
+    if choice is not None:
+        if choice not in TOOL_CHOICES:
+            raise InvalidArgumentError(
+                f"tool_choice is {choice!r}; use one of {', '.join(TOOL_CHOICES)}", field="tool_choice"
+            )
+        request.tool_choice = TOOL_CHOICES[choice]
+    set_field(request, "tool", options.get("tool"))
+    set_field(request, "raw", options.get("raw"))
     stop = options.get("stop", ())
     extend_field(request.stops, "strings", (stop,) if isinstance(stop, str) else stop)
     extend_field(request.stops, "token_ids", options.get("stop_token_ids", ()))
