@@ -113,7 +113,7 @@ class CudaDevice:
         self._context = driver.Device(torch.cuda.current_device()).retain_primary_context()
         self._context.push()
         # PyCUDA ends a process that leaves its context behind.
-        atexit.register(self._context.pop)
+        atexit.register(self._leave)
         self._stream = driver.Stream()
         self._torch_stream = torch.cuda.ExternalStream(self._stream.handle)
         self._kernels = Kernels.of_current_device()
@@ -216,5 +216,8 @@ class CudaDevice:
             graph.reset()
         self._graphs = []
         torch.cuda.empty_cache()
-        atexit.unregister(self._context.pop)
+        atexit.unregister(self._leave)
+        self._leave()
+
+    def _leave(self) -> None:
         self._context.pop()

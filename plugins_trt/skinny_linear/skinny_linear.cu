@@ -27,6 +27,7 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kStages = 8;
 constexpr int kStep = 32;
 constexpr int kTile = 16;
+constexpr int kAhead = 3;
 
 // The weights of one thread: where its next pieces come from, tile after tile.
 struct Source {
@@ -82,27 +83,54 @@ __device__ __forceinline__ void skinny_linear(const Linear& args) {
 #pragma unroll
     for (int stage = 0; stage < kStages - 1; ++stage) fill();
     wait_for_dependencies();
+#ifdef EARLY
     launch_dependents();
+#endif
 
+    // x comes from L2 when the launch after this one has taken the rest of L1: it is asked for some steps ahead.
     const u16* x = args.x + (i64)row * args.x_stride + (i64)begin * kStep + part * 8;
+    uint4 ahead[kAhead][kTiles];
+    int asked = 0;
+    auto ask = [&](uint4(&b)[kTiles]) {
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+            b[n] = {0, 0, 0, 0};
+            if (8 * n + row < args.rows) {
+                b[n] = *reinterpret_cast<const uint4*>(x + (i64)(8 * n) * args.x_stride + asked * kStep);
+            }
+        }
+        asked = asked + 1 < count ? asked + 1 : 0;
+    };
+    if (count > 0) {
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) ask(ahead[i]);
+    }
+    bool released = false;
     int buffer = 0;
     for (int tile = (int)blockIdx.x; tile < tiles; tile += (int)gridDim.x, buffer ^= 1) {
         float acc[kTiles][4] = {};
-#pragma unroll 4
+#pragma unroll 1
         for (int step = 0; step < count; ++step) {
             uint4 b[kTiles];
 #pragma unroll
             for (int n = 0; n < kTiles; ++n) {
-                b[n] = {0, 0, 0, 0};
-                if (8 * n + row < args.rows) {
-                    b[n] = *reinterpret_cast<const uint4*>(x + (i64)(8 * n) * args.x_stride + step * kStep);
-                }
+                b[n] = ahead[0][n];
+#pragma unroll
+                for (int i = 0; i + 1 < kAhead; ++i) ahead[i][n] = ahead[i + 1][n];
             }
+            ask(ahead[kAhead - 1]);
             copy_wait<kStages - 2>();
             const uint4* place = reinterpret_cast<const uint4*>(ring) + (used & (kStages - 1)) * (2 * kThreads) + threadIdx.x;
             uint4 a0 = place[0], a1 = place[kThreads];
             ++used;
             fill();
+#if !defined(EARLY) && !defined(LATE)
+            // The next launch has its turn when all weights of this one have been asked for.
+            if (!released && next.tile >= tiles) {
+                released = true;
+                launch_dependents();
+            }
+#endif
 #pragma unroll
             for (int n = 0; n < kTiles; ++n) {
                 T::mma(acc[n], a0.x, a1.x, a0.y, a1.y, b[n].x, b[n].y);
@@ -142,6 +170,9 @@ __device__ __forceinline__ void skinny_linear(const Linear& args) {
             }
         }
     }
+#ifdef LATE
+    launch_dependents();
+#endif
     copy_wait<0>();
 }
 
