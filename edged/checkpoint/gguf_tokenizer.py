@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from edged.checkpoint.sentencepiece_tokenizer import merges_from_scores
 from edged.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -241,7 +242,8 @@ def _sentencepiece(file: GgufFile, tokens: list[str], types: list[int]) -> Token
     options: dict[str, Any] = {"fuse_unk": True, "byte_fallback": True}
     if unknown is not None:
         options["unk_token"] = tokens[_in_vocabulary(file, "unknown_token_id", unknown, len(tokens))]
-    tokenizer = Tokenizer(_bpe(file, vocabulary, _merges_from_scores(tokens, types, scores), **options))
+    usable = {token: number for number, token in enumerate(tokens) if types[number] == NORMAL}
+    tokenizer = Tokenizer(_bpe(file, vocabulary, merges_from_scores(usable, scores), **options))
     spaces = normalizers.Replace(" ", "\u2581")
     prefix = file.get("tokenizer.ggml.add_space_prefix", True)
     # A normalizer, not a Metaspace: it then also runs on the text after a special token, as llama.cpp does.
@@ -255,22 +257,6 @@ def _sentencepiece(file: GgufFile, tokens: list[str], types: list[int]) -> Token
         steps.append(decoders.Strip(" ", 1, 0))
     tokenizer.decoder = decoders.Sequence(steps)
     return tokenizer
-
-
-def _merges_from_scores(tokens: list[str], types: list[int], scores: list[float]) -> list[tuple[str, str]]:
-    """Write SentencePiece's rule, join the two neighbours whose union scores best, as a list of merges.
-
-    Every way to cut a token into two others is a merge; those of better tokens come first.
-    """
-    usable = {token: number for number, token in enumerate(tokens) if types[number] == NORMAL}
-    merges: list[tuple[float, int, int, str, str]] = []
-    for token, number in usable.items():
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in usable and right in usable:
-                merges.append((-scores[number], usable[left], usable[right], left, right))
-    merges.sort()
-    return [(left, right) for _, _, _, left, right in merges]
 
 
 def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int], special: dict[str, int]) -> None:

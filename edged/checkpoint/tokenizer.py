@@ -1,5 +1,7 @@
 """A model's tokenizer: ``tokenizer.json`` by the ``tokenizers`` library, with what the files beside it say.
 
+Where there is only a SentencePiece ``tokenizer.model``, it is converted.
+
 It loads neither transformers nor torch. All methods may be called from several threads at once.
 """
 
@@ -14,6 +16,9 @@ import tokenizers
 from tokenizers import processors
 
 from edged.checkpoint.json_file import read_optional_json_object
+from edged.checkpoint.model_folder import write_json
+from edged.checkpoint.sentencepiece_model import MODEL_FILE
+from edged.checkpoint.sentencepiece_tokenizer import build_sentencepiece
 from edged.checkpoint.token_text import TextRule, read_text_rule
 from edged.errors import CheckpointError, InvalidArgumentError
 
@@ -32,6 +37,7 @@ class Tokenizer:
 
     Attributes:
         vocabulary_size: One more than the largest token id.
+        added_tokens: Ids of the added tokens by their texts.
         special_token_ids: Ids of the special tokens, which :meth:`decode` can leave out.
         eos_token_ids: Ids that end an answer: those of ``generation_config.json`` and ``config.json``, else the
             tokenizer's own end-of-sequence token.
@@ -45,6 +51,7 @@ class Tokenizer:
         self.folder = folder
         self._tokenizer = tokenizer
         self._rule = rule
+        self._settings = settings
         self._plain: tokenizers.Tokenizer | None = None
         self._plain_lock = threading.Lock()
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
@@ -52,6 +59,7 @@ class Tokenizer:
             raise CheckpointError(f"{folder / TOKENIZER_FILE}: the vocabulary is empty")
         self.vocabulary_size: int = max(vocabulary.values()) + 1
         added = tokenizer.get_added_tokens_decoder()
+        self.added_tokens = {token.content: number for number, token in added.items()}
         self.special_token_ids = frozenset(number for number, token in added.items() if token.special)
         self.special_tokens = read_special_tokens(settings)
         _set_bos_and_eos(tokenizer, settings, self.special_tokens, vocabulary)
@@ -74,18 +82,21 @@ class Tokenizer:
         """
         folder = Path(folder)
         path = folder / TOKENIZER_FILE
-        if not path.exists() and (folder / "tokenizer.model").exists():
-            raise CheckpointError(f"{folder}: holds tokenizer.model but no {TOKENIZER_FILE}, which is needed")
-        tokenizer = _read(path)
+        settings = read_optional_json_object(folder / "tokenizer_config.json")
+        if not path.exists() and (folder / MODEL_FILE).exists():
+            path = folder / MODEL_FILE
+            tokenizer, settings = build_sentencepiece(folder, settings)
+        else:
+            tokenizer = _read(path)
         tokenizer.no_truncation()
         tokenizer.no_padding()
         # The library's own serialization of one part: parsing the whole file here would take its size many times over.
         decoder = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder is not None else None
         rule = read_text_rule(decoder, path)
-        return cls(folder, tokenizer, rule, read_optional_json_object(folder / "tokenizer_config.json"))
+        return cls(folder, tokenizer, rule, settings)
 
     def save(self, folder: Path) -> None:
-        """Write ``tokenizer.json`` into a folder.
+        """Write ``tokenizer.json`` and ``tokenizer_config.json`` into a folder.
 
         Raises:
             CheckpointError: The disk refuses it.
@@ -93,6 +104,7 @@ class Tokenizer:
         path = folder / TOKENIZER_FILE
         try:
             path.write_text(self._tokenizer.to_str(), "utf-8")
+            write_json(folder / "tokenizer_config.json", self._settings)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be written: {error.strerror}") from error
 

@@ -462,9 +462,11 @@ def test_a_tokenizer_file_that_is_none_is_refused(folder: Path, content: str | N
         Tokenizer.load(folder)
 
 
-def test_only_a_sentencepiece_model_says_what_is_needed(folder: Path) -> None:
+def test_a_tokenizer_model_that_is_none_says_what_is_needed(folder: Path) -> None:
     (folder / "tokenizer.json").rename(folder / "tokenizer.model")
-    with pytest.raises(CheckpointError, match=r"tokenizer\.model but no tokenizer\.json"):
+    with pytest.raises(
+        CheckpointError, match=r"is no SentencePiece model.*put the model's tokenizer\.json beside it"
+    ):
         Tokenizer.load(folder)
 
 
