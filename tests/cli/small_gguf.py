@@ -9,8 +9,8 @@ HIDDEN, LAYERS, HEADS, KV_HEADS, WIDE = 64, 2, 2, 1, 96
 TOKENS = [chr(byte) for byte in range(33, 127)] + ["Ġ", "Ċ", "ab", "<|end|>"]
 
 
-def write_gguf(path, architecture="llama"):
-    """A random model of 64 hidden elements, with a byte-level vocabulary."""
+def write_gguf(path, architecture="llama", *, linears=None):
+    """A random model of 64 hidden elements, with a byte-level vocabulary; ``linears`` is the type of its linears."""
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(256)
     writer.add_embedding_length(HIDDEN)
@@ -46,7 +46,11 @@ def write_gguf(path, architecture="llama"):
         }.items():
             shapes[f"blk.{layer}.{name}"] = shape
     for name, shape in shapes.items():
-        writer.add_tensor(f"{name}.weight", random.standard_normal(shape, np.float32))
+        values = random.standard_normal(shape, np.float32)
+        kind = linears if len(shape) == 2 and name != "token_embd" else None
+        if kind is not None:
+            values = gguf.quantize(values, kind)
+        writer.add_tensor(f"{name}.weight", values, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

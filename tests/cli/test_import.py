@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import gguf
 import numpy as np
 import pytest
 from edgectl_process import Terminal
@@ -36,6 +37,20 @@ def test_a_model_folder_is_written(edgectl, small, tmp_path):
 def test_half_precision(edgectl, small, tmp_path):
     assert edgectl("import", small, "half", "--dtype", "float16").code == 0
     assert load_file(tmp_path / "half/model.safetensors")["model.embed_tokens.weight"].dtype == np.float16
+
+
+def test_4_bit_linears_are_kept_where_that_is_asked_for(edgectl, small, tmp_path):
+    write_gguf(tmp_path / "q4.gguf", linears=gguf.GGMLQuantizationType.Q4_0)
+    result = edgectl("import", "q4.gguf", "kept", "--keep-4bit", "--dtype", "bfloat16")
+    assert result.code == 0, result.err
+    assert result.out.endswith("weights in 4 bits (gptq, groups of 32) and bfloat16\n")
+    assert edgectl("import", "q4.gguf", "wide").out.endswith("weights in float32\n")
+    none = edgectl("import", small, "none", "--keep-4bit")
+    assert none.code == ExitCode.FILE
+    assert "holds no linears of type Q4_0" in none.err
+    folder = edgectl("import", "kept", "again", "--keep-4bit")
+    assert folder.code == ExitCode.USAGE
+    assert "--keep-4bit" in folder.err
 
 
 def test_overwriting_has_to_be_asked_for(edgectl, small, tmp_path):
