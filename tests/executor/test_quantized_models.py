@@ -292,6 +292,8 @@ def test_a_bias_of_zeros_is_harmless_and_another_is_refused(tmp_path: Path) -> N
     runner = Runner(load(tmp_path, dtype="float32", context_length=64, max_sequences=1, prefill_chunk=8))
     expected = reference_logits(model, [1, 2, 3])
     assert np.abs(runner.prefill(runner.sequence([1, 2, 3]), 3) - expected).max() < 1e-3
+    rewrite(tmp_path, lambda tensors: tensors.update({name: torch.full((256,), -0.0, dtype=torch.bfloat16)}))
+    load(tmp_path, dtype="float32", context_length=64, max_sequences=1, prefill_chunk=8).close()
     rewrite(tmp_path, lambda tensors: tensors[name][7:8].fill_(1e-3))
     refused(tmp_path, rf"{name}.*not all zeros")
 

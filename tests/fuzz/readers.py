@@ -7,8 +7,10 @@ the cases that were found.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
+import os
 import shutil
 import struct
 import tempfile
@@ -35,16 +37,22 @@ if TYPE_CHECKING:
 MOST_ELEMENTS = 1 << 20
 """Larger tensors are not read: reading a hole in a file is slow, and no fault."""
 
-_folder = Path(tempfile.mkdtemp(prefix="edged-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+
+@functools.cache
+def scratch() -> Path:
+    """A folder for the files that are read, in memory where that can be; :func:`clean` removes it."""
+    shared = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix="edged-fuzz-", dir=shared if os.access(shared, os.W_OK) else None))
 
 
 def clean() -> None:
     """Remove the scratch folder."""
-    shutil.rmtree(_folder, ignore_errors=True)
+    shutil.rmtree(scratch(), ignore_errors=True)
+    scratch.cache_clear()
 
 
 def _file(name: str, content: bytes) -> Path:
-    path = _folder / name
+    path = scratch() / name
     path.write_bytes(content)
     return path
 
@@ -53,12 +61,12 @@ def read_safetensors(content: bytes) -> None:
     """Whatever is accepted is accepted by the format's own library, and read the same."""
     _file("model.safetensors", content)
     try:
-        with WeightFiles.open(_folder) as files:
+        with WeightFiles.open(scratch()) as files:
             ours = {name: (files.info(name), files.read_array(name).tobytes()) for name in files.names()}
     except CheckpointError:
         return
     finally:
-        (_folder / "model.safetensors").unlink()
+        (scratch() / "model.safetensors").unlink()
     deserialize: Any = safetensors.deserialize
     theirs = dict(deserialize(content))
     assert set(ours) == set(theirs)
@@ -69,7 +77,7 @@ def read_safetensors(content: bytes) -> None:
 
 def read_index(content: bytes) -> None:
     """An index names files of its own folder that hold what it says."""
-    folder = _folder / "sharded"
+    folder = scratch() / "sharded"
     folder.mkdir(exist_ok=True)
     for name, tensor in (("one", "a"), ("two", "b")):
         header = json.dumps({tensor: {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}).encode()
@@ -269,7 +277,7 @@ def read_packed(content: bytes) -> None:
     raw = json.dumps(header).encode()
     _file("model.safetensors", struct.pack("<Q", len(raw)) + raw + data)
     try:
-        with WeightFiles.open(_folder) as files:
+        with WeightFiles.open(scratch()) as files:
             if layout == 0:
                 module = gptq.read(files, "m", shape, act_order=act_order, zero_offset=1)
             else:
@@ -285,7 +293,7 @@ def read_packed(content: bytes) -> None:
     except CheckpointError:
         pass
     finally:
-        (_folder / "model.safetensors").unlink()
+        (scratch() / "model.safetensors").unlink()
 
 
 def read_yaml(content: bytes) -> None:

@@ -9,6 +9,7 @@ tests/fuzz/cases/TARGET/ under a name that says what it is, where the ordinary t
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def main() -> None:
     parser.add_argument("target", choices=readers.TARGETS)
     parser.add_argument("--seconds", type=int, default=120, metavar="N", help="how long (default: 120)")
     options = parser.parse_args()
+    readers.scratch()
     corpus, found = CACHE / options.target, HERE / "found" / options.target
     for folder in (corpus, found):
         folder.mkdir(parents=True, exist_ok=True)
@@ -48,8 +50,14 @@ def main() -> None:
         "-max_len=4096",
         "-print_final_stats=1",
     ]
-    atheris.Setup(arguments, readers.TARGETS[options.target])
-    atheris.Fuzz()
+    # libFuzzer ends the process by itself, so that a child fuzzes and this process clears up.
+    child = os.fork()
+    if child == 0:
+        atheris.Setup(arguments, readers.TARGETS[options.target])
+        atheris.Fuzz()
+    _, status = os.waitpid(child, 0)
+    readers.clean()
+    sys.exit(os.waitstatus_to_exitcode(status))
 
 
 if __name__ == "__main__":
