@@ -1,8 +1,7 @@
 """Builds ``tokenizer.json`` from the vocabulary in a GGUF file.
 
-A GGUF file names the way its text was split before the merges were learned (``tokenizer.ggml.pre``); the rules below
-are those that llama.cpp attaches to the names, which are the published ones of the models. A name that is not here is
-refused: with a wrong rule a model still talks, only worse.
+A GGUF file names the way its text was split before the merges were learned (``tokenizer.ggml.pre``):
+:mod:`edged.checkpoint.gguf_splits`.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from edged.checkpoint.gguf_splits import GPT2, RULES
 from edged.checkpoint.sentencepiece_tokenizer import merges_from_scores
 from edged.errors import CheckpointError
 
@@ -21,62 +21,6 @@ if TYPE_CHECKING:
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Token types of a GGUF vocabulary."""
-
-# How GPT-2 splits; every byte-level model here began from it.
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# Case-insensitive contractions, a leading punctuation mark joins its word, line breaks on their own; {digits} differs.
-_MODERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
-    r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_LLAMA3 = _MODERN.format(digits=r"\p{N}{1,3}")
-_QWEN2 = _MODERN.format(digits=r"\p{N}")
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-class _Rule(NamedTuple):
-    """How text is split: each expression in turn cuts out its matches and leaves the rest to the next."""
-
-    splits: tuple[str, ...]
-    ignore_merges: bool = False  # a whole piece that is in the vocabulary is taken without merging
-    add_bos: bool = False  # unless the file says otherwise
-    nfc: bool = False  # the model's own tokenizer composes characters first
-
-
-_DIGITS = _Rule((r"\p{N}", _GPT2))
-_PLAIN = _Rule((_GPT2,))
-_LLAMA3_RULE = _Rule((_LLAMA3,), ignore_merges=True, add_bos=True)
-
-RULES: dict[str, _Rule] = {
-    # What llama.cpp does with files from before the name was stored.
-    "default": _Rule((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
-    "gpt-2": _PLAIN,
-    "phi-2": _PLAIN,
-    "mpt": _PLAIN,
-    "olmo": _PLAIN,
-    "gigachat": _PLAIN,
-    "smollm": _DIGITS,
-    "starcoder": _DIGITS,
-    "refact": _DIGITS,
-    "codeshell": _DIGITS,
-    "exaone": _DIGITS,
-    "llama3": _LLAMA3_RULE,
-    "llama-v3": _LLAMA3_RULE,
-    "llama-bpe": _LLAMA3_RULE,
-    "falcon3": _LLAMA3_RULE,
-    "dbrx": _Rule((_LLAMA3,)),
-    "smaug-bpe": _Rule((_LLAMA3,)),
-    "qwen2": _Rule((_QWEN2,), nfc=True),
-    "deepseek-r1-qwen": _Rule((_QWEN2,)),
-    "tekken": _Rule((_TEKKEN,), ignore_merges=True, add_bos=True),
-    "deepseek-coder": _Rule((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
-    "minicpm5": _Rule((r"\p{N}{1,3}", _GPT2), ignore_merges=True),
-}
-"""The pre-tokenizers that can be imported, by ``tokenizer.ggml.pre``."""
 
 # Texts of tokens that end a turn or a document; a chat model may use one that is not its tokenizer's eos. Some files
 # store them as user-defined; they are control tokens all the same, as in llama.cpp.
@@ -201,11 +145,11 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> tuple[Tokenizer, bool]:
     if rule.nfc:
         tokenizer.normalizer = normalizers.NFC()
     steps: list[pre_tokenizers.PreTokenizer] = [
-        pre_tokenizers.Split(Regex(split), behavior="isolated") for split in rule.splits if split != _GPT2
+        pre_tokenizers.Split(Regex(split), behavior="isolated") for split in rule.splits if split != GPT2
     ]
     # ByteLevel brings GPT-2's expression; it runs last, which is also its place in every rule that has others.
-    gpt2 = _GPT2 in rule.splits
-    if gpt2 and rule.splits[-1] != _GPT2:
+    gpt2 = GPT2 in rule.splits
+    if gpt2 and rule.splits[-1] != GPT2:
         steps = [pre_tokenizers.Split(Regex(split), behavior="isolated") for split in rule.splits]
         gpt2 = False
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=gpt2))

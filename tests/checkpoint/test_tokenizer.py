@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders
 
 from edged.checkpoint.gguf_import import import_gguf
-from edged.checkpoint.gguf_tokenizer import RULES
+from edged.checkpoint.gguf_splits import RULES
 from edged.checkpoint.tokenizer import Tokenizer
 from edged.decoding.detokenizer import Detokenizer
 from edged.errors import CheckpointError, InvalidArgumentError
@@ -234,15 +234,110 @@ TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+ENDING = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?"
+GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{ENDING}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{ENDING}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN35 = (
+    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DEEPSEEK3 = [
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
+]
+HAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+# Cased letters; the published list has not all scripts, which the texts here do not use either.
+CASED = r"[\p{Lu}\p{Ll}\p{Lt}]"
+BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 SPLITS: dict[str, list[str]] = {
     "default": [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
-    "deepseek-coder": [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"],
+    "deepseek-coder": [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", HAN, r"\p{N}"],
+    "deepseek-llm": [
+        r"[\r\n]",
+        rf"\s?{CASED}+",
+        "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+        r"\s+\Z",
+        HAN,
+        r"\p{N}+",
+    ],
     "minicpm5": [r"\p{N}{1,3}", GPT2],
-    **{name: [r"\p{N}", GPT2] for name in ("smollm", "starcoder", "refact", "codeshell", "exaone")},
-    **{name: [GPT2] for name in ("gpt-2", "phi-2", "mpt", "olmo", "gigachat")},
-    **{name: [LLAMA3] for name in ("llama3", "llama-v3", "llama-bpe", "falcon3", "dbrx", "smaug-bpe")},
-    **{name: [QWEN2] for name in ("qwen2", "deepseek-r1-qwen")},
+    "falcon": [r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9]{3}"],
+    "viking": [BLOOM, r"\p{N}"],
+    "seed-coder": [rf"{WORDS}|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"],
+    "qwen35": [QWEN35],
     "tekken": [TEKKEN],
+    **{name: [BLOOM] for name in ("bloom", "poro-chat", "gpt3-finnish")},
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), DEEPSEEK3),
+    **{name: [GPT4O] for name in ("gpt-4o", "llama4", "kanana2", "minimax-m2")},
+    **{
+        name: [
+            r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+        ]
+        for name in ("bailingmoe", "bailingmoe2", "llada-moe")
+    },
+    **{
+        name: [r"\p{N}", GPT2]
+        for name in (
+            "smollm",
+            "starcoder",
+            "refact",
+            "codeshell",
+            "exaone",
+            "command-r",
+            "minerva-7b",
+            "mellum2",
+        )
+    },
+    **{
+        name: [GPT2]
+        for name in (
+            "gpt-2",
+            "phi-2",
+            "mpt",
+            "olmo",
+            "gigachat",
+            "jais",
+            "trillion",
+            "granite-docling",
+            "exaone4",
+            "a.x-4.0",
+            "mellum",
+        )
+    },
+    **{
+        name: [LLAMA3]
+        for name in (
+            "llama3",
+            "llama-v3",
+            "llama-bpe",
+            "falcon3",
+            "falcon-h1",
+            "pixtral",
+            "midm-2.0",
+            "lfm2",
+            "dbrx",
+            "smaug-bpe",
+            "glm4",
+            "chatglm-bpe",
+        )
+    },
+    **{
+        name: [QWEN2]
+        for name in (
+            "qwen2",
+            "deepseek-r1-qwen",
+            "stablelm2",
+            "megrez",
+            "hunyuan",
+            "solar-open",
+            "grok-2",
+            "kormo",
+        )
+    },
 }
 
 
