@@ -24,7 +24,7 @@ from edged.cli.options import (
     chat_options,
     unescape,
 )
-from edged.cli.terminal import note, say_error, write_text
+from edged.cli.terminal import note, say_error, write_beside, write_text
 from edged.client import Client, Finished
 from edged.client.requests import GenerateOptions
 from edged.errors import EdgedError, UnreachableError
@@ -202,10 +202,17 @@ class Conversation:
 
     def _answer(self, messages: list[dict[str, str]], pieces: list[str]) -> None:
         generation = self._client.generate(messages, timeout=self._timeout, **self._options)
+        thinking = False
         try:
             for event in generation:
+                if getattr(event, "reasoning", ""):
+                    write_beside(getattr(event, "reasoning", ""))
+                    thinking = True
                 text = getattr(event, "text", "")
                 if text:
+                    if thinking:
+                        write_beside("\n")
+                        thinking = False
                     pieces.append(text)
                     write_text(text)
                 if isinstance(event, Finished):

@@ -2,12 +2,35 @@
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
 
 from edged.cli.connection import connect, wait_until_serving
+from edged.cli.generation_options import (
+    AnswersOption,
+    BadWordOption,
+    ChoiceOption,
+    FrequencyPenaltyOption,
+    JsonSchemaOption,
+    LarkOption,
+    LogitBiasOption,
+    LogprobsOption,
+    MinPOption,
+    MinTokensOption,
+    PenaltyWindowOption,
+    PresencePenaltyOption,
+    RawOption,
+    ReadyMadeOption,
+    RegexOption,
+    RepetitionPenaltyOption,
+    ToolChoiceOption,
+    ToolOption,
+    TypicalPOption,
+    call_object,
+    generation_options,
+)
 from edged.cli.options import (
     AddressOption,
     MaxTokensOption,
@@ -29,9 +52,9 @@ from edged.cli.options import (
     read_prompt,
     unescape,
 )
-from edged.cli.terminal import note, write_text
-from edged.client import Answer, Finished, Generation
-from edged.client.events import AnswerBuilder
+from edged.cli.terminal import note, write_beside, write_text
+from edged.client import Answer, Chunk, Finished, Generation, Started
+from edged.client.events import AnswerBuilder, TokenLogprobs
 from edged.errors import EdgedError, UnavailableError, UnreachableError
 
 
@@ -57,6 +80,25 @@ def command(
     top_k: TopKOption = None,
     top_p: TopPOption = None,
     seed: SeedOption = None,
+    min_p: MinPOption = None,
+    typical_p: TypicalPOption = None,
+    repetition_penalty: RepetitionPenaltyOption = None,
+    presence_penalty: PresencePenaltyOption = None,
+    frequency_penalty: FrequencyPenaltyOption = None,
+    penalty_window: PenaltyWindowOption = None,
+    logit_bias: LogitBiasOption = [],  # noqa: B006
+    bad_word: BadWordOption = [],  # noqa: B006
+    min_tokens: MinTokensOption = 0,
+    logprobs: LogprobsOption = None,
+    answers: AnswersOption = None,
+    json_schema: JsonSchemaOption = None,
+    regex: RegexOption = None,
+    lark: LarkOption = None,
+    choice: ChoiceOption = [],  # noqa: B006
+    form: ReadyMadeOption = None,
+    tool_choice: ToolChoiceOption = None,
+    tool: ToolOption = None,
+    raw: RawOption = False,
     stop: StopOption = [],  # noqa: B006 - Typer's way to say that it may be given several times; never changed
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Go on past the model's own end of text.", show_default=False)
@@ -80,12 +122,34 @@ def command(
     """Generate text from a prompt and stream it.
 
     The output ends with a newline; --json has the exact text. --system, --tools, --template-arg and --think imply
-    --chat.
+    --chat. What a model thinks goes to standard error, a tool call is a line of JSON.
     """
     text = read_prompt(prompt)
     options = chat_options(tools, template_arg, think)
+    choices = generation_options(
+        min_p=min_p,
+        typical_p=typical_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        penalty_window=penalty_window,
+        logit_bias=logit_bias,
+        bad_words=bad_word,
+        min_tokens=min_tokens,
+        logprobs=logprobs,
+        n=answers,
+        json_schema=json_schema,
+        regex=regex,
+        lark=lark,
+        choice=choice,
+        ready_made=form,
+        tool_choice=tool_choice,
+        tool=tool,
+        raw=raw,
+    )
     messages = [{"role": "system", "content": system}] if system is not None else []
     messages.append({"role": "user", "content": text})
+    form_options: dict[str, Any] = {**options, **choices}
     with connect(address) as client:
         wait_until_serving(client, wait)
         generation = client.generate(
@@ -101,20 +165,24 @@ def command(
             session=session,
             priority=priority,
             timeout=timeout,
-            **options,
+            **form_options,
         )
+        several = (answers or 1) > 1
         try:
-            answer = collect(generation, show=not as_json)
+            found = collect(generation, show=not as_json and not several)
         except UnavailableError as error:
             if wait is None and error.retry_seconds is not None and not isinstance(error, UnreachableError):
                 raise with_hint(error, "--wait 60s waits until it serves") from error
             raise
     if as_json:
-        sys.stdout.write(json.dumps(answer_object(answer), ensure_ascii=False, indent=2) + "\n")
-    elif not answer.text.endswith("\n"):
-        write_text("\n")
+        objects = [answer_object(answer) for answer in found]
+        content = {"answers": objects} if several else objects[0]
+        sys.stdout.write(json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+    elif several:
+        show_several(found)
     if stats:
-        note(describe_finish(answer.finished))
+        for answer in found:
+            note(describe_finish(answer.finished))
 
 
 def with_hint(error: EdgedError, hint: str) -> EdgedError:
@@ -122,36 +190,94 @@ def with_hint(error: EdgedError, hint: str) -> EdgedError:
     return type(error)(f"{error.message}; {hint}", field=error.field, retry_seconds=error.retry_seconds)
 
 
-def collect(generation: Generation, *, show: bool) -> Answer:
-    """Take every event of a generation; write its text as it comes when ``show``.
+def collect(generation: Generation, *, show: bool) -> tuple[Answer, ...]:
+    """Take every event of a generation; write what comes of it as it comes when ``show``.
 
     Raises:
         EdgedError: The daemon refused or ended the request. A line that was begun is ended first.
     """
     builder = AnswerBuilder()
-    last = "\n"
+    screen = AnswerScreen()
     try:
         for event in generation:
             builder.add(event)
-            text = getattr(event, "text", "")
-            if show and text:
-                write_text(text)
-                last = text[-1]
+            if show and not isinstance(event, Started):
+                screen.add(event)
     except (EdgedError, KeyboardInterrupt):
-        if last != "\n":
-            write_text("\n")
+        screen.end_line()
         raise
     finally:
         generation.cancel()  # Ctrl-C may come while text is written, outside of the iterator
-    return builder.build()
+    if show:
+        screen.end()
+    return builder.build_all()
+
+
+class AnswerScreen:
+    """Writes one answer as it comes: its text, what the model thinks beside it, its calls as lines of JSON."""
+
+    def __init__(self) -> None:
+        self._last = ""  # of the text
+        self._thinking = False
+
+    def add(self, event: Chunk | Finished) -> None:
+        """Write what an event holds."""
+        if event.reasoning:
+            write_beside(event.reasoning)
+            self._thinking = True
+        if event.text:
+            self._end_thoughts()
+            write_text(event.text)
+            self._last = event.text[-1]
+        for call in event.tool_calls:
+            self._end_thoughts()
+            self.end_line()
+            write_text(json.dumps(call_object(call), ensure_ascii=False) + "\n")
+            self._last = "\n"
+
+    def end_line(self) -> None:
+        """End a line that was begun."""
+        if self._last not in ("", "\n"):
+            write_text("\n")
+            self._last = "\n"
+
+    def end(self) -> None:
+        """The answer is complete; its output ends with a newline."""
+        self._end_thoughts()
+        if self._last != "\n":
+            write_text("\n")
+
+    def _end_thoughts(self) -> None:
+        if self._thinking:
+            write_beside("\n")
+            self._thinking = False
+
+
+def show_several(answers: tuple[Answer, ...]) -> None:
+    """Write answers one after the other, each under its number."""
+    for number, answer in enumerate(answers, 1):
+        note(f"[answer {number} of {len(answers)}]")
+        screen = AnswerScreen()
+        screen.add(
+            replace(
+                answer.finished, text=answer.text, reasoning=answer.reasoning, tool_calls=answer.tool_calls
+            )
+        )
+        screen.end()
 
 
 def answer_object(answer: Answer) -> dict[str, Any]:
     """What ``--json`` prints."""
     finished = answer.finished
     matched: str | int | None = finished.matched_stop or finished.matched_token_id
+    thoughts = {"reasoning": answer.reasoning} if answer.reasoning else {}
+    calls = {"tool_calls": [call_object(call) for call in answer.tool_calls]} if answer.tool_calls else {}
+    logprobs = {"logprobs": [_logprobs_object(token) for token in answer.logprobs]} if answer.logprobs else {}
     return {
         "text": answer.text,
+        **thoughts,
+        **calls,
+        **logprobs,
         "token_ids": list(answer.token_ids),
         "finish_reason": finished.reason,
         "matched": matched,
@@ -167,6 +293,14 @@ def answer_object(answer: Answer) -> dict[str, Any]:
         },
         "max_tokens": answer.started.max_tokens,
     }
+
+
+def _logprobs_object(token: TokenLogprobs) -> dict[str, Any]:
+    top = [
+        {"token_id": each.token_id, "text": each.text.decode(errors="replace"), "logprob": each.logprob}
+        for each in token.top
+    ]
+    return {"logprob": token.logprob, "top": top}
 
 
 def describe_finish(finished: Finished) -> str:

@@ -74,8 +74,14 @@ def say_error(message: str) -> None:
 
 def note(message: str) -> None:
     """A line on standard error beside the output, dim on a terminal."""
+    write_beside(message + "\n")
+
+
+def write_beside(text: str) -> None:
+    """Text on standard error beside the output, at once; dim on a terminal."""
     style = sys.stderr.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-    sys.stderr.write(f"\x1b[2m{visible(message)}\x1b[0m\n" if style else f"{visible(message)}\n")
+    shown, end = (visible(text[:-1]), "\n") if text.endswith("\n") else (visible(text), "")
+    sys.stderr.write(f"\x1b[2m{shown}\x1b[0m{end}" if style else shown + end)
     sys.stderr.flush()
 
 
