@@ -56,12 +56,13 @@ def _check_model(model: ModelConfig) -> Iterator[Finding]:
     """The folder of one model: its hyper-parameters, weights and tokenizer, without loading the weights."""
     name = f"model {model.name}"
     if not model.path.is_dir():
-        yield Finding(
-            name,
-            FAILURE,
-            f"there is no folder {model.path}",
-            "correct path, or make it: edgectl import FILE.gguf DEST",
-        )
+        if model.path.is_file():
+            problem = f"{model.path} is a file, and a model is a folder"
+            remedy = f"make one of it and name that: edgectl import {model.path} DEST"
+        else:
+            problem = f"there is no folder {model.path}"
+            remedy = "correct path, or make it: edgectl pull OWNER/NAME DEST, edgectl import SOURCE DEST"
+        yield Finding(name, FAILURE, problem, remedy)
         return
     try:
         architecture = Architecture.of(model)

@@ -44,6 +44,14 @@ class Address:
     def __init__(self, text: str) -> None:
         self.path: Path | None = None
         self.host, self.port = "", 0
+        scheme, _, rest = text.partition("://")
+        if rest and scheme != "unix" and scheme.isalnum():
+            speaks = " (edged speaks gRPC, not HTTP)" if scheme.startswith("http") else ""
+            raise InvalidArgumentError(
+                f"the address {text!r} begins with {scheme}://{speaks}; write HOST:PORT, such as "
+                f"{rest.split('/')[0] or '127.0.0.1:50051'}, or unix:PATH",
+                field="address",
+            )
         path = text.removeprefix("unix:")
         if path and (path != text or "/" in text):
             self.path = Path(path.replace("///", "/", 1)).absolute()

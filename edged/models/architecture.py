@@ -224,6 +224,10 @@ def _read_json(file: Path, advice: str = "") -> dict[str, Any]:
         config = json.loads(file.read_text("utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{file}: this file is missing{advice}") from None
+    except NotADirectoryError:
+        raise CheckpointError(
+            f"{file.parent}: is a file, and a model is a folder; make one of it with: edgectl import {file.parent} DEST"
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: cannot be read: {error}") from None
     if not isinstance(config, dict):

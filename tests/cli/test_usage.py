@@ -42,6 +42,7 @@ MISTAKES = [
     (["--address", "", "status"], "the address is empty; write unix:PATH or HOST:PORT"),
     (["status", "--address", "localhost"], "'localhost' is neither unix:PATH nor HOST:PORT"),
     (["status", "--address", "localhost:port"], "'localhost:port' is neither unix:PATH nor HOST:PORT"),
+    (["status", "-a", "http://127.0.0.1:50051"], "edged speaks gRPC, not HTTP"),
     (["status", "--address", "127.0.0.1:99999"], "neither unix:PATH nor HOST:PORT"),
     (["status", "extra"], "extra"),
     (

@@ -66,3 +66,24 @@ def test_why_nobody_answers(tmp_path):
         port = other.getsockname()[1]
         assert Address(f"127.0.0.1:{port}").unreachable() is None
     assert isinstance(Address(f"127.0.0.1:{port}").unreachable(), UnreachableError)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "http://localhost:50051",
+            "speaks gRPC, not HTTP); write HOST:PORT, such as localhost:50051, or unix:PATH",
+        ),
+        (
+            "https://robot:50051/v1",
+            "begins with https:// (edged speaks gRPC, not HTTP); write HOST:PORT, such as robot:50051",
+        ),
+        ("grpc://[::1]:5", "begins with grpc://; write HOST:PORT, such as [::1]:5"),
+    ],
+)
+def test_addresses_of_other_protocols_say_what_to_write(text, said):
+    with pytest.raises(InvalidArgumentError) as caught:
+        Address(text)
+    assert said in caught.value.message
+    assert caught.value.field == "address"

@@ -304,3 +304,11 @@ def test_no_content_breaks_the_reader(change):
         Architecture.from_config({**MINICPM4_8B, **change})
     except CheckpointError as error:
         assert error.message  # noqa: PT017 - any other exception fails the test
+
+
+def test_a_file_where_a_folder_should_be_says_how_to_make_one(tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(
+        CheckpointError, match=r"model\.gguf: is a file, and a model is a folder.*edgectl import"
+    ):
+        Architecture.read(tmp_path / "model.gguf")
