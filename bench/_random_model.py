@@ -6,7 +6,9 @@ Random weights move the same bytes and multiply as many numbers as trained ones;
 from __future__ import annotations
 
 import json
+import statistics
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,12 +99,42 @@ class RandomModel(CudaExecutor):
             sampling=(SamplingRow(position=past + count),),
         )
 
-    def replay_ms(self, tokens: int, past: int, times: int = 30) -> float:
+    def chunk_ms(self, tokens: int, past: int, times: int = 5) -> float:
         """Median time of a captured step of `tokens` after `past` stored ones, on the device."""
         batch = self.batch(np.arange(tokens, dtype=np.int32), past)
         self.step(batch)
         bucket = self._bucket_of(tokens)
         return median_ms(self.gpu.torch_stream, lambda: self._replay(bucket, batch), times)
+
+    def decode_ms(self, length: int, rounds: int = 5) -> tuple[float, float]:
+        """Mean times of the steps that bring a sequence to `length` tokens, through all places of a page.
+
+        A step that completes a compressed key takes longer than the others, so one place would not do.
+
+        Returns:
+            Of the graph on the device, and of the executor's whole step; each place is the median of the rounds.
+        """
+        stream, bucket = self.gpu.torch_stream, self._bucket_of(1)
+        device: dict[int, list[float]] = {}
+        whole: dict[int, list[float]] = {}
+        for place in [*range(length - PAGE_TOKENS, length)] * rounds:
+            batch = self.batch(np.array([place % 97], np.int32), place)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self._stage(batch, bucket)
+            self.gpu.upload(self.buffers["step"], self._staging.words)
+            begin.record(stream)
+            self._replay(bucket, batch)
+            end.record(stream)
+            self.gpu.synchronize()
+            device.setdefault(place, []).append(begin.elapsed_time(end))
+            before = time.perf_counter()
+            self.step(self.batch(np.array([place % 97], np.int32), place))
+            whole.setdefault(place, []).append((time.perf_counter() - before) * 1e3)
+
+        def mean(times: dict[int, list[float]]) -> float:
+            return statistics.mean(statistics.median(each) for each in times.values())
+
+        return mean(device), mean(whole)
 
     @property
     def gpu(self) -> CudaDevice:

@@ -76,7 +76,7 @@ def measure(model: RandomModel, ceilings: dict[str, float]) -> dict[str, float]:
         for part, count in work.items():
             figures[f"prefill_{name}_{part}_share"] = count / sum(work.values())
     for name, past in (("first", 0), ("last", 131072 - CHUNK)):
-        figures[f"chunk_{name}_ms"] = model.replay_ms(CHUNK, past, 5)
+        figures[f"chunk_{name}_ms"] = model.chunk_ms(CHUNK, past)
     return figures
 
 

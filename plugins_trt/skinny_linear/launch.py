@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 _FORMAT = "PPPPqfiiiii"
 _THREADS = 256
-_STAGES = 8
+_STAGES = 6
 _STAGE_BYTES = _THREADS * 32
-_BLOCKS = 2
+_BLOCKS = 3
 _BLOCK_BYTES = _STAGES * _STAGE_BYTES + 17 * 1024  # with what is static, and a reserve of the system
 
 

@@ -1,7 +1,7 @@
 // out = scale * (x W^T + bias) for up to 16 rows of x: the weights stream once through shared memory to mma.sync.
 //
-// A thread block takes 16 outputs at a time; each of its warps takes an eighth of the inputs, and the warps' sums are
-// added at the end of the tile in a fixed order. Every thread copies just the 16-byte pieces of the weights that it will
+// A thread block takes 16 outputs at a time; each of its warps takes every eighth step of 32 inputs, so that together
+// they read on along a row, and the warps' sums are added at the end of the tile in a fixed order. Every thread copies just the 16-byte pieces of the weights that it will
 // multiply itself, so its ring needs no barrier: the copies run on across tiles, which keeps the memory busy. The order
 // of the inputs inside a step of 32 is permuted, for weights and x alike, so that a thread's share of an mma is one
 // piece. Weights do not depend on the launch before: their copies begin before its end.
@@ -24,7 +24,7 @@ struct Linear {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kStages = 8;
+constexpr int kStages = 6;
 constexpr int kStep = 32;
 constexpr int kTile = 16;
 constexpr int kAhead = 3;
@@ -34,13 +34,13 @@ struct Source {
     const u16* first;   // of output g of the tile
     const u16* second;  // of output g + 8
     int tile;
-    int step;  // of the warp's share
+    int step;  // of the warp's
 
     template <bool kGated>
-    __device__ __forceinline__ void seek(const Linear& args, int begin) {
+    __device__ __forceinline__ void seek(const Linear& args) {
         int row = (int)(threadIdx.x & 31) >> 2;
         int last = args.outputs - 1;  // behind it the last one is read again, and not stored
-        i64 offset = (i64)begin * kStep + (threadIdx.x & 3) * 8;
+        int offset = (int)(threadIdx.x / 32) * kStep + (threadIdx.x & 3) * 8;
         int one = kGated ? min_int(tile * (kTile / 2) + row, last) : min_int(tile * kTile + row, last);
         int other = kGated ? args.outputs + one : min_int(tile * kTile + row + 8, last);
         first = args.weight + (i64)one * args.inputs + offset;
@@ -55,26 +55,26 @@ __device__ __forceinline__ void skinny_linear(const Linear& args) {
     int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     int row = lane >> 2, part = lane & 3;
     int steps = args.inputs / kStep;
-    int begin = steps * warp / kWarps, count = steps * (warp + 1) / kWarps - begin;
+    int count = (steps - warp + kWarps - 1) / kWarps;  // at least none: warp is at most 7
     int tiles = ceil_div(args.outputs, kGated ? kTile / 2 : kTile);
 
     u32 pieces = shared_address(ring) + threadIdx.x * 16;
     Source next;
     next.tile = (int)blockIdx.x;
     next.step = 0;
-    next.seek<kGated>(args, begin);
-    int filled = 0, used = 0;
+    next.seek<kGated>(args);
+    u32 filled = 0, used = 0;
     auto fill = [&]() {
         if (next.tile < tiles && count > 0) {
-            u32 place = pieces + (u32)(filled & (kStages - 1)) * (2 * kThreads * 16);
+            u32 place = pieces + (u32)(filled % kStages) * (2 * kThreads * 16);
             copy_async(place, next.first);
             copy_async(place + kThreads * 16, next.second);
-            next.first += kStep;
-            next.second += kStep;
+            next.first += kWarps * kStep;
+            next.second += kWarps * kStep;
             if (++next.step == count) {
                 next.step = 0;
                 next.tile += (int)gridDim.x;
-                next.seek<kGated>(args, begin);
+                next.seek<kGated>(args);
             }
         }
         ++filled;
@@ -83,12 +83,9 @@ __device__ __forceinline__ void skinny_linear(const Linear& args) {
 #pragma unroll
     for (int stage = 0; stage < kStages - 1; ++stage) fill();
     wait_for_dependencies();
-#ifdef EARLY
-    launch_dependents();
-#endif
 
     // x comes from L2 when the launch after this one has taken the rest of L1: it is asked for some steps ahead.
-    const u16* x = args.x + (i64)row * args.x_stride + (i64)begin * kStep + part * 8;
+    const u16* x = args.x + (i64)row * args.x_stride + warp * kStep + part * 8;
     uint4 ahead[kAhead][kTiles];
     int asked = 0;
     auto ask = [&](uint4(&b)[kTiles]) {
@@ -96,7 +93,7 @@ __device__ __forceinline__ void skinny_linear(const Linear& args) {
         for (int n = 0; n < kTiles; ++n) {
             b[n] = {0, 0, 0, 0};
             if (8 * n + row < args.rows) {
-                b[n] = *reinterpret_cast<const uint4*>(x + (i64)(8 * n) * args.x_stride + asked * kStep);
+                b[n] = *reinterpret_cast<const uint4*>(x + (i64)(8 * n) * args.x_stride + asked * (kWarps * kStep));
             }
         }
         asked = asked + 1 < count ? asked + 1 : 0;
@@ -105,7 +102,6 @@ __device__ __forceinline__ void skinny_linear(const Linear& args) {
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) ask(ahead[i]);
     }
-    bool released = false;
     int buffer = 0;
     for (int tile = (int)blockIdx.x; tile < tiles; tile += (int)gridDim.x, buffer ^= 1) {
         float acc[kTiles][4] = {};
@@ -120,17 +116,10 @@ __device__ __forceinline__ void skinny_linear(const Linear& args) {
             }
             ask(ahead[kAhead - 1]);
             copy_wait<kStages - 2>();
-            const uint4* place = reinterpret_cast<const uint4*>(ring) + (used & (kStages - 1)) * (2 * kThreads) + threadIdx.x;
+            const uint4* place = reinterpret_cast<const uint4*>(ring) + (used % kStages) * (2 * kThreads) + threadIdx.x;
             uint4 a0 = place[0], a1 = place[kThreads];
             ++used;
             fill();
-#if !defined(EARLY) && !defined(LATE)
-            // The next launch has its turn when all weights of this one have been asked for.
-            if (!released && next.tile >= tiles) {
-                released = true;
-                launch_dependents();
-            }
-#endif
 #pragma unroll
             for (int n = 0; n < kTiles; ++n) {
                 T::mma(acc[n], a0.x, a1.x, a0.y, a1.y, b[n].x, b[n].y);
@@ -170,9 +159,8 @@ __device__ __forceinline__ void skinny_linear(const Linear& args) {
             }
         }
     }
-#ifdef LATE
+    // Only now: thread blocks of the next launch beside these cost more bandwidth than their early start gains.
     launch_dependents();
-#endif
     copy_wait<0>();
 }
 
