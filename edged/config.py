@@ -20,7 +20,13 @@ from edged.config_listen import (
     TlsConfig,
     default_socket,
 )
-from edged.config_operation import LogConfig, WatchdogConfig
+from edged.config_operation import (
+    LogConfig,
+    MetricsConfig,
+    ThermalConfig,
+    TracesConfig,
+    WatchdogConfig,
+)
 
 __all__ = [
     "DEFAULT_SOCKET",
@@ -28,8 +34,11 @@ __all__ = [
     "UNIX_PATH_LIMIT",
     "ListenConfig",
     "LogConfig",
+    "MetricsConfig",
     "SocketConfig",
+    "ThermalConfig",
     "TlsConfig",
+    "TracesConfig",
     "WatchdogConfig",
     "default_socket",
 ]
@@ -338,6 +347,11 @@ class Config:
     limits: LimitsConfig = field(default_factory=LimitsConfig, metadata=_key("What one request may carry"))
     watchdog: WatchdogConfig = field(
         default_factory=WatchdogConfig, metadata=_key("When a hung engine is ended and started again")
+    )
+    metrics: MetricsConfig = field(default_factory=MetricsConfig, metadata=_key("Prometheus metrics"))
+    traces: TracesConfig = field(default_factory=TracesConfig, metadata=_key("OpenTelemetry traces"))
+    thermal: ThermalConfig = field(
+        default_factory=ThermalConfig, metadata=_key("What a hot Jetson does to admission")
     )
     log: LogConfig = field(default_factory=LogConfig, metadata=_key("What is logged and how"))
     drain_timeout: float = field(

@@ -1,4 +1,4 @@
-"""The configuration's part on how the service is run: watchdog, log."""
+"""The configuration's part on how the service is run: watchdog, metrics, traces, heat, log."""
 
 from __future__ import annotations
 
@@ -25,6 +25,51 @@ class WatchdogConfig:
     load_timeout: float = field(
         default=600.0,
         metadata=_key("Longest time of loading without progress", unit="duration", low=1, high=86400),
+    )
+
+
+@dataclass(frozen=True)
+class MetricsConfig:
+    """Where Prometheus finds the metrics."""
+
+    listen: str = field(
+        default="",
+        metadata=_key(
+            "HOST:PORT on loopback, such as 127.0.0.1:9464, or unix:PATH; whoever may connect may read",
+            default="no metrics",
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class TracesConfig:
+    """Where OpenTelemetry traces go."""
+
+    endpoint: str = field(
+        default="",
+        metadata=_key(
+            "OTLP collector over HTTP, such as http://127.0.0.1:4318/v1/traces; needs pip install edged[otel]",
+            pattern=r"https?://[!-~]{1,500}",
+            default="no traces",
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class ThermalConfig:
+    """What a hot board does to admission. Nothing where the board does not say its temperatures."""
+
+    margin: int = field(
+        default=3,
+        metadata=_key(
+            "Fewer requests run at once while a zone is less than this below its throttling point (°C)",
+            low=0,
+            high=60,
+        ),
+    )
+    max_requests: int = field(
+        default=0,
+        metadata=_key("How many then; the others wait. 0: as many as ever", low=0, high=256),
     )
 
 

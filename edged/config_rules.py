@@ -32,6 +32,7 @@ class Report(Protocol):
 def check(config: Config, report: Report) -> None:
     """Report every combination that cannot work. Keys that already have a fault take no part."""
     _check_listen(config.listen, report)
+    _check_metrics(config.metrics.listen, report)
     _check_memory(config, report)
     seen: dict[str, int] = {}
     for index, model in enumerate(config.models):
@@ -162,6 +163,33 @@ def _check_listen(listen: ListenConfig, report: Report) -> None:
     if listen.tcp is not None and report.sound("listen.tcp"):
         for problem, remedy in _tcp_faults(listen):
             report.refuse("listen.tcp", problem, remedy)
+
+
+def _check_metrics(listen: str, report: Report) -> None:
+    if not listen or not report.sound("metrics.listen"):
+        return
+    path = listen.removeprefix("unix:")
+    if path != listen:
+        if not path.startswith("/") or len(os.fsencode(path)) > UNIX_PATH_LIMIT:
+            report.refuse(
+                "metrics.listen",
+                f"found {show(listen)}",
+                f"write unix: and an absolute path of at most {UNIX_PATH_LIMIT} bytes",
+            )
+        return
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):([0-9]{1,5})", listen)
+    if match is None or int(match[2]) > 65535:
+        report.refuse(
+            "metrics.listen",
+            f"found {show(listen)}, which is neither HOST:PORT nor unix:PATH",
+            "write 127.0.0.1:9464 or unix:/run/edged/metrics.sock",
+        )
+    elif not is_loopback(match[1]):
+        report.refuse(
+            "metrics.listen",
+            f"found host {show(match[1])}, which is not loopback",
+            "write 127.0.0.1, [::1] or localhost: the page has no guard; a reverse proxy or an agent takes it further",
+        )
 
 
 def _check_tls(listen: ListenConfig, report: Report) -> None:

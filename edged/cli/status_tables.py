@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from edged.cli.board_lines import board_lines
 from edged.cli.connection import describe, state_name
 from edged.cli.ledger_table import ledger_table
 from edged.cli.terminal import visible
@@ -49,6 +50,12 @@ def status_parts(
         f"processes  daemon {status.daemon_pid}, {engine}{restarts}",
         f"requests   {status.requests_finished} finished{failed}",
     ]
+    if status.metrics_address:
+        parts.append(f"metrics    {status.metrics_address}")
+    if status.HasField("board"):
+        parts += board_lines(status.board)
+        parts += [Text(visible(fault), style="yellow") for fault in status.board.faults]
+    parts += [Text(visible(notice), style="yellow") for notice in status.notices]
     if status.last_error and state == "serving":
         parts.append(Text(f"last engine error: {visible(status.last_error)}", style="yellow"))
     if status.models:

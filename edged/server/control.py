@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from edged import __version__
 from edged.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from edged.server.board_status import board_status
 from edged.server.errors import clip
 from edged.server.identity import identity_of
 from edged.server.model_status import add_report
@@ -18,12 +19,13 @@ from edged.v1 import control_pb2
 from edged.worker.state import State
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from edged.config import Config, ModelConfig
     from edged.memory.ledger import Ledger
     from edged.server.inference import Inference
     from edged.server.methods import AnyContext
+    from edged.server.thermal import ThermalGate
     from edged.worker.supervisor import Supervisor
 
 _STATES = {
@@ -45,6 +47,8 @@ class Control:
         inference: Knows the state and counts requests.
         ledger: The static budget.
         addresses: Where the daemon listens.
+        gate: Knows the board and whether it is hot.
+        metrics_address: Where the metrics are; empty for nowhere.
     """
 
     def __init__(
@@ -54,11 +58,17 @@ class Control:
         inference: Inference,
         ledger: Ledger,
         addresses: Sequence[str],
+        *,
+        gate: ThermalGate,
+        metrics_address: Callable[[], str] = str,
     ) -> None:
         self._config = config
         self._supervisor = supervisor
         self._inference = inference
         self._addresses = addresses
+        self._gate = gate
+        self._metrics_address = metrics_address
+        self._default = config.default_model or config.models[0].name
         self._started = time.monotonic()
         self._changed = asyncio.Event()
         self._closed = False
@@ -89,6 +99,9 @@ class Control:
             addresses=self._addresses,
             requests_finished=self._inference.finished,
             requests_failed=self._inference.failed,
+            board=None if self._gate.board is None else board_status(self._gate.board),
+            notices=[self._gate.notice] if self._gate.notice else [],
+            metrics_address=self._metrics_address(),
         )
 
     async def WatchStatus(  # noqa: N802 - the service's name

@@ -10,9 +10,11 @@ import msgspec
 
 from edged.errors import DeadlineError, EdgedError, FailedPreconditionError, InvalidArgumentError
 from edged.log import get_logger, request_scope
+from edged.metrics.requests import CHAT, TEXT
+from edged.server.answers import AnswerWriter, merged, split_answers
 from edged.server.constraints import ConstraintChecker, read_constraint
 from edged.server.identity import caller_of
-from edged.server.responses import chunk_response, finished_response, started_response
+from edged.server.responses import started_response
 from edged.server.validation import (
     check_priority,
     check_prompt_length,
@@ -29,8 +31,12 @@ from edged.worker.state import State
 
 if TYPE_CHECKING:
     from edged.config import LimitsConfig
+    from edged.metrics.requests import Observation, RequestMetrics
+    from edged.server.answers import AnswerFormat
     from edged.server.methods import AnyContext
     from edged.server.served_models import ServedModel, ServedModels
+    from edged.server.thermal import ThermalGate
+    from edged.worker.stream import RequestStream
     from edged.worker.supervisor import Supervisor
 
 log = get_logger("server")
@@ -43,10 +49,21 @@ class Inference:
         models: Tokenizers, templates and defaults of the models.
         supervisor: Runs the engine process.
         limits: What one request may carry.
+        metrics: Counts and times requests.
+        gate: Holds requests back while the board is hot.
     """
 
-    def __init__(self, models: ServedModels, supervisor: Supervisor, limits: LimitsConfig) -> None:
+    def __init__(
+        self,
+        models: ServedModels,
+        supervisor: Supervisor,
+        limits: LimitsConfig,
+        metrics: RequestMetrics,
+        gate: ThermalGate,
+    ) -> None:
         self._models = models
+        self._metrics = metrics
+        self._gate = gate
         self._supervisor = supervisor
         self._limits = limits
         self._constraints = ConstraintChecker()
@@ -69,13 +86,17 @@ class Inference:
         remaining = context.time_remaining()
         deadline = None if remaining is None else arrived + remaining
         request_id = secrets.token_hex(8)
-        with request_scope(request_id):
+        operation = CHAT if request.WhichOneof("prompt") == "chat" else TEXT
+        observed = self._metrics.observe(request_id, operation, _traceparent(context))
+        with request_scope(request_id), observed:
             try:
                 model = self._models.find(request.model)
                 caller = caller_of(context)
-                submit = await self._check(request, model, request_id, deadline)
+                submit, answer_format = await self._check(request, model, request_id, deadline)
                 submit = msgspec.structs.replace(submit, tenant=caller.tenant, session=request.session)
-                await self._stream(submit, caller.client, model, context, arrived)
+                observed.submit(submit)
+                async with self._gate.place(deadline):
+                    await self._stream(submit, answer_format, caller.client, context, observed)
             except EdgedError as error:
                 self.failed += 1
                 log.info(
@@ -178,28 +199,50 @@ class Inference:
         )
 
     async def _stream(
-        self, submit: Submit, client: str, model: ServedModel, context: AnyContext, arrived: float
+        self,
+        submit: Submit,
+        answer_format: AnswerFormat,
+        client: str,
+        context: AnyContext,
+        observed: Observation,
     ) -> None:
         """Send everything that the engine says of one request."""
-        stream = self._supervisor.submit(submit, client)
+        streams: list[RequestStream] = []
+        writers: list[AnswerWriter] = []
+        started = False
         try:
-            async for message in stream:
+            for index, each in enumerate(split_answers(submit)):
+                streams.append(self._supervisor.submit(each, client))
+                writers.append(AnswerWriter(answer_format, submit.request_id, index))
+            async for index, message in merged(streams):
+                observed.note(message)
                 if isinstance(message, Tokens):
-                    await context.write(chunk_response(message))
+                    await context.write(writers[index].chunk(message))
                 elif isinstance(message, Started):
-                    await context.write(started_response(message, submit, model.name))
+                    if not started:
+                        await context.write(started_response(message, submit))
+                    started = True
                 elif isinstance(message, Finished):
-                    await context.write(finished_response(message))
+                    await context.write(writers[index].finished(message))
                     log.info(
                         "request finished",
-                        model=model.name,
+                        model=submit.model,
                         reason=message.reason,
                         prompt_tokens=message.prompt_tokens,
                         generated_tokens=message.generated_tokens,
-                        seconds=_since(arrived),
+                        seconds=_since(observed.arrived),
                     )
         finally:
-            stream.cancel()  # after the end it does nothing
+            for stream in streams:
+                stream.cancel()  # after the end it does nothing
+
+
+def _traceparent(context: AnyContext) -> str:
+    """The client's trace, if it sends one (W3C Trace Context)."""
+    for key, value in context.invocation_metadata() or ():
+        if key == "traceparent" and isinstance(value, str):
+            return value
+    return ""
 
 
 def _since(start: float) -> float:

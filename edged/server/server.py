@@ -9,7 +9,13 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry, ProcessCollector
 
+from edged.log import get_logger
+from edged.metrics.collector import DaemonCollector
+from edged.metrics.exporter import Exporter
+from edged.metrics.requests import RequestMetrics
+from edged.metrics.traces import Tracer
 from edged.server.control import Control
 from edged.server.guard import Guard
 from edged.server.health import INFERENCE, WHOLE_DAEMON, Health, model_service
@@ -17,6 +23,7 @@ from edged.server.inference import Inference
 from edged.server.listeners import Listeners
 from edged.server.methods import service_handler
 from edged.server.served_models import ServedModels
+from edged.server.thermal import ThermalGate
 from edged.v1 import control_pb2, inference_pb2
 from edged.worker.state import State
 
@@ -44,7 +51,13 @@ class Server:
         self._ledger = ledger
         self._listeners = Listeners(config.listen)
         self._models = ServedModels(config)
-        self._inference = Inference(self._models, supervisor, config.limits)
+        self._started = time.monotonic()
+        self._gate = ThermalGate(config.thermal, config.queue.capacity)
+        self._registry = CollectorRegistry()
+        self._tracer = Tracer(config.traces.endpoint) if config.traces.endpoint else None
+        self._metrics = RequestMetrics(self._registry, self._tracer)
+        self._exporter = Exporter(config.metrics.listen, self._registry) if config.metrics.listen else None
+        self._inference = Inference(self._models, supervisor, config.limits, self._metrics, self._gate)
         self._health = Health(tuple(model.name for model in config.models))
         self._control: Control | None = None
         self._servers: list[grpc.aio.Server] = []
@@ -80,6 +93,7 @@ class Server:
                 place.scopes,
                 place.tokens,
                 demand_token=place.tokens is not None,
+                on_denied=self._metrics.note_denied,
             )
             server = grpc.aio.server(options=_options(self._config), interceptors=[guard])
             place.listener.bind(server)
@@ -90,6 +104,8 @@ class Server:
             self._inference,
             self._ledger,
             self.addresses,
+            gate=self._gate,
+            metrics_address=lambda: "" if self._exporter is None else self._exporter.address,
         )
         services = [
             (inference_pb2.DESCRIPTOR.services_by_name["Inference"], self._inference),
@@ -102,9 +118,34 @@ class Server:
             server.add_generic_rpc_handlers(handlers)
             reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
         self._supervisor.subscribe(self.update_health)
+        await self._start_metrics()
         for server in servers:
             await server.start()
             self._servers.append(server)
+
+    async def _start_metrics(self) -> None:
+        """Look at the board, and serve the metrics where the configuration says.
+
+        Raises:
+            ListenError: The place cannot be bound.
+        """
+        self._gate.start()
+        if self._exporter is None:
+            return
+        certificates = self._listeners.certificates
+        collector = DaemonCollector(
+            self._supervisor,
+            self._ledger,
+            state=lambda: self.state,
+            board=lambda: self._gate.board,
+            admission=self._gate,
+            certificate_expiry=(lambda: None) if certificates is None else certificates.expires_at,
+            uptime=lambda: time.monotonic() - self._started,
+        )
+        self._registry.register(collector)
+        ProcessCollector(registry=self._registry)
+        await self._exporter.start()
+        log.info("metrics", address=self._exporter.address)
 
     async def load_models(self) -> None:
         """Read tokenizers and templates, in a thread.
@@ -127,9 +168,14 @@ class Server:
     async def stop(self) -> None:
         """Stop answering: what is being sent is sent, then the places are given up."""
         self._health.close()
+        self._gate.close()
         if self._control is not None:
             self._control.close()
         await asyncio.gather(*(server.stop(_STOP_SECONDS) for server in self._servers))
+        if self._exporter is not None:
+            await self._exporter.stop()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
         self._models.close()
         await self._inference.close()
         self._listeners.close()

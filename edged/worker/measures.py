@@ -114,6 +114,35 @@ class Rate:
         self._second = max(self._second, second)
 
 
+class StepBucket(msgspec.Struct, frozen=True):
+    """Steps of about one size, since the engine started."""
+
+    tokens: int
+    """Most tokens that a step of this bucket has: a power of two."""
+    count: int
+    seconds: float
+
+
+class StepTimes:
+    """Time of steps by how many tokens they had, in buckets of powers of two."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self._seconds: dict[int, float] = {}
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Take one step."""
+        bucket = 1 << max(tokens - 1, 0).bit_length()
+        self._counts[bucket] = self._counts.get(bucket, 0) + 1
+        self._seconds[bucket] = self._seconds.get(bucket, 0.0) + seconds
+
+    def buckets(self) -> tuple[StepBucket, ...]:
+        """What was taken, the smallest steps first."""
+        return tuple(
+            StepBucket(bucket, count, self._seconds[bucket]) for bucket, count in sorted(self._counts.items())
+        )
+
+
 class SpeedBook:
     """What one model's requests have seen so far."""
 
@@ -123,3 +152,4 @@ class SpeedBook:
         self.queue = Histogram()
         self.prompt = Rate()
         self.generated = Rate()
+        self.steps = StepTimes()

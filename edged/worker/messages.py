@@ -13,7 +13,7 @@ from edged.config import Config  # noqa: TC001 - msgspec resolves the annotation
 from edged.decoding.constraints.base import Grammar  # noqa: TC001 - msgspec resolves the annotation
 from edged.decoding.sampling import Sampling
 from edged.decoding.stops import Stops
-from edged.worker.measures import Percentiles
+from edged.worker.measures import Percentiles, StepBucket
 
 __all__ = [
     "Answered",
@@ -189,6 +189,8 @@ class ModelReport(msgspec.Struct, frozen=True):
     """Between two tokens of one request."""
     queue_time: Percentiles = Percentiles()
     """From a request's arrival to its start."""
+    step_times: tuple[StepBucket, ...] = ()
+    """Steps by their size."""
 
 
 class Ready(Message, frozen=True):

@@ -165,6 +165,7 @@ class ModelRunner:
             scheduler.finish(request, now)
         self._steps += 1
         self._step_seconds = seconds
+        self._speeds.steps.add(len(batch.token_ids), seconds)
         self._generated_tokens += tokens
         self._speeds.generated.add(tokens, now)
         if scheduler.prompt_tokens:
@@ -214,6 +215,7 @@ class ModelRunner:
             generated_tokens=self._generated_tokens,
             steps=self._steps,
             last_step_seconds=self._step_seconds,
+            step_times=speeds.steps.buckets(),
             cached_tokens=holdings.cached_tokens,
             pages_cached=scheduler.pool.pages_idle,
             pages_pinned=holdings.sessions.pages_pinned,

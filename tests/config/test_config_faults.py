@@ -261,6 +261,10 @@ ONE_FAULT = [
         "without certificate",
         "too",
     ),
+    (LEAST + "metrics: {listen: '0.0.0.0:9464'}", "metrics.listen", "not loopback", "127.0.0.1"),
+    (LEAST + "metrics: {listen: 'here'}", "metrics.listen", "neither HOST:PORT", "127.0.0.1:9464"),
+    (LEAST + "metrics: {listen: 'unix:here'}", "metrics.listen", "unix:here", "absolute path"),
+    (LEAST + "traces: {endpoint: '127.0.0.1:4318'}", "traces.endpoint", "4318", "https?://"),
     (LEAST + "listen: {tokens: t}", "listen.tokens", "without listen.tcp", "the rights on a unix socket"),
     (
         LEAST + "listen: {unix: a, sockets: [{path: ./a}]}",

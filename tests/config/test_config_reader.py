@@ -17,6 +17,7 @@ from edged.config import (
     QueueConfig,
     RopeScalingConfig,
     SocketConfig,
+    ThermalConfig,
     TlsConfig,
     WatchdogConfig,
 )
@@ -66,6 +67,9 @@ def test_every_key_arrives():
         queue: {capacity: 0, aging: 2.5s, stream_buffer: 8}
         limits: {message_size: 1MiB, prompt_size: 64KiB, stop_strings: 4, stop_bytes: 100B, stop_token_ids: 0, constraint_size: 3KiB, requests_per_client: 3, concurrent_streams: 7, connections: 9, header_size: 8KiB}
         watchdog: {step_timeout: 5s, load_timeout: 2min}
+        metrics: {listen: "unix:/run/edged/metrics.sock"}
+        traces: {endpoint: "http://127.0.0.1:4318/v1/traces"}
+        thermal: {margin: 5, max_requests: 1}
         log: {level: debug, format: json}
         drain_timeout: 1.5min
         default_model: openbmb/MiniCPM4-8B
@@ -109,6 +113,9 @@ def test_every_key_arrives():
     assert config.limits.constraint_size == 3072
     assert config.watchdog == WatchdogConfig(step_timeout=5.0, load_timeout=120.0)
     assert config.step_timeout == 5.0
+    assert config.metrics.listen == "unix:/run/edged/metrics.sock"
+    assert config.traces.endpoint == "http://127.0.0.1:4318/v1/traces"
+    assert config.thermal == ThermalConfig(5, 1)
     assert config.log == LogConfig(level="debug", format="json")
     assert config.drain_timeout == 90.0
     assert config.default_model == "openbmb/MiniCPM4-8B"

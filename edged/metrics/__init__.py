@@ -1,0 +1,1 @@
+"""What the daemon tells monitoring: Prometheus metrics, and traces where they are asked for."""
