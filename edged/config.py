@@ -234,6 +234,14 @@ class ModelConfig:
             default="0B: none are suspended",
         ),
     )
+    residency: str = field(
+        default="reserved",
+        metadata=_key(
+            "reserved: its memory is kept for it; evictable: it shares a room with others of its kind and is unloaded for "
+            "another one (edgectl load)",
+            choices=("reserved", "evictable"),
+        ),
+    )
     threads: int = field(
         default=0, metadata=_key("CPU threads of the step; 0 takes every core", low=0, high=1024)
     )
@@ -243,6 +251,21 @@ class ModelConfig:
     rope_scaling: RopeScalingConfig | None = field(
         default=None,
         metadata=_key("Rotary embeddings for longer contexts", default="the model's own"),
+    )
+    tool_format: str = field(
+        default="auto",
+        metadata=_key(
+            "How the model writes tool calls; auto takes it from its chat template",
+            choices=("auto", "none", "hermes", "llama3", "minicpm4", "minicpm5"),
+        ),
+    )
+    reasoning_format: str = field(
+        default="auto",
+        metadata=_key(
+            "What stands around the model's thoughts: <think> or <|thought_start|>; auto takes it from its chat template or "
+            "tokens",
+            choices=("auto", "none", "think", "thought"),
+        ),
     )
 
 

@@ -30,7 +30,7 @@ from edged.errors import (
     ListenError,
 )
 from edged.executor.available import choose_executor
-from edged.memory.ledger import plan_memory
+from edged.memory.ledger import plan_memory, plan_residency
 from edged.models.folder import check_folder
 from edged.reload import reload_config
 from edged.server.listeners import Listeners
@@ -106,7 +106,7 @@ class Daemon:
         self._config = config
         self._path = path
         self._notifier = notifier
-        self._supervisor = Supervisor(config)
+        self._supervisor = Supervisor(config, residency=plan_residency(config, ledger))
         self._server = Server(config, self._supervisor, ledger)
         self._signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
         self._signalled = -math.inf

@@ -221,6 +221,44 @@ class Client:
         with self._failures(timeout):
             self._control.DropSession(request, timeout=timeout, wait_for_ready=self._wait)
 
+    def models(self, *, timeout: float | None = 5.0) -> tuple[control_pb2.Model, ...]:
+        """Every model of the daemon's configuration.
+
+        Raises:
+            EdgedError: The daemon refused.
+        """
+        with self._failures(timeout):
+            response: control_pb2.ListModelsResponse = self._control.ListModels(
+                control_pb2.ListModelsRequest(), timeout=timeout, wait_for_ready=self._wait
+            )
+        return tuple(response.models)
+
+    def load_model(self, name: str, *, timeout: float | None = None) -> control_pb2.LoadModelResponse:
+        """Load a model; back when it serves.
+
+        Raises:
+            ResourceExhaustedError: It does not fit beside models that answer requests.
+            FailedPreconditionError: It is loaded, or its folder is damaged.
+            EdgedError: The daemon refused.
+        """
+        with self._failures(timeout):
+            response: control_pb2.LoadModelResponse = self._control.LoadModel(
+                control_pb2.LoadModelRequest(name=name), timeout=timeout, wait_for_ready=self._wait
+            )
+        return response
+
+    def unload_model(self, name: str, *, cancel_requests: bool = False, timeout: float | None = None) -> None:
+        """Give a model's memory back once its requests have ended; back when that is done.
+
+        Raises:
+            FailedPreconditionError: It is not loaded.
+            DeadlineError: Its requests have not ended within ``timeout``; it serves on.
+            EdgedError: The daemon refused.
+        """
+        request = control_pb2.UnloadModelRequest(name=name, cancel_requests=cancel_requests)
+        with self._failures(timeout):
+            self._control.UnloadModel(request, timeout=timeout, wait_for_ready=self._wait)
+
     def wait_ready(self, timeout: float = 60.0) -> control_pb2.GetStatusResponse:
         """Wait until the daemon serves, also if it is not there yet; return its state then.
 

@@ -28,13 +28,14 @@ from edged.memory.buffers import (
 )
 from edged.memory.cuda_buffers import graphs
 from edged.memory.cuda_ledger import CUDA_CONTEXT, CUDA_RUNTIME, cuda_sampling_scratch, graph_bytes
+from edged.memory.residency import EVICTABLE, Residency, shared_room
 from edged.models.architecture import Architecture
 from edged.models.weights import packed_count, parameter_count
 from edged.units import format_size
 from plugins_trt.arena import FINE_SLOTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from edged.config import Config
 
@@ -44,6 +45,8 @@ TORCH_RUNTIME = 272 * MIB
 """Proportional set size of an engine process on the CPU beyond its buffers: the interpreter, numpy and torch 2.13
 (220 MiB once imported), what MKL and OpenMP keep for their threads, tokenizer and channel."""
 
+EVICTABLE_MODELS = "evictable models"
+"""Row of the ledger for the room that they share."""
 SUSPENDED = "suspended sequences"
 """Row of the ledger for pages in host memory."""
 
@@ -150,11 +153,19 @@ def compute_ledger(config: Config) -> Ledger:
                 "the system does not say how much memory it has: set memory.budget", field="memory.budget"
             )
         budget = int((available + (device_memory or 0)) * DEFAULT_SHARE)
-    return make_ledger(plans, budget=budget, host=config.host, device_memory=device_memory)
+    evictable = [model.name for model in config.models if model.residency == EVICTABLE]
+    return make_ledger(
+        plans, budget=budget, host=config.host, device_memory=device_memory, evictable=evictable
+    )
 
 
 def make_ledger(
-    plans: dict[str, ModelPlan], *, budget: int, host: int, device_memory: int | None = None
+    plans: dict[str, ModelPlan],
+    *,
+    budget: int,
+    host: int,
+    device_memory: int | None = None,
+    evictable: Collection[str] = (),
 ) -> Ledger:
     """The ledger of planned models.
 
@@ -163,9 +174,12 @@ def make_ledger(
         budget: Bytes that everything must fit in.
         host: Bytes set aside for the daemon process.
         device_memory: Memory of a GPU that has its own.
+        evictable: Names of the models that share one room.
     """
     rows: list[LedgerRow] = []
     for name, plan in plans.items():
+        if name in evictable:
+            continue
         prefix = f"{name}: " if len(plans) > 1 else ""
         rows += [replace(row, name=prefix + row.name) for row in model_rows(plan)]
     if any(plan.device == "cuda" for plan in plans.values()):
@@ -176,13 +190,37 @@ def make_ledger(
     else:
         rows.append(LedgerRow("engine process", TORCH_RUNTIME, "Python, torch and their libraries, measured"))
     rows.append(LedgerRow("daemon process", host, "memory.host"))
+    shared = {name: model_bytes(plans[name]) for name in plans if name in evictable}
+    if shared:
+        room = shared_room(shared.values(), budget - sum(row.bytes for row in rows))
+        sizes = ", ".join(f"{name} {format_size(size)}" for name, size in shared.items())
+        on_device = any(plans[name].device == "cuda" for name in shared)
+        rows.insert(
+            len(rows) - 2,
+            LedgerRow(EVICTABLE_MODELS, room, f"room that {sizes} share", DEVICE if on_device else HOST),
+        )
     ledger = Ledger(tuple(rows), budget, device_memory)
     if ledger.fits:
         return ledger
     left = budget - ledger.total
     if device_memory is not None:
         left = min(left, device_memory - ledger.device_total)
-    return replace(ledger, advice=_advice(plans, left))
+    # Of those that share a room the largest one decides.
+    largest = max(shared, key=lambda name: shared[name], default="")
+    needed = {name: plan for name, plan in plans.items() if name not in shared or name == largest}
+    return replace(ledger, advice=_advice(needed, left))
+
+
+def plan_residency(config: Config, ledger: Ledger) -> Residency:
+    """Which models are loaded at start, and what the others have to go for.
+
+    Raises:
+        CheckpointError: A model folder's ``config.json`` is refused.
+    """
+    sizes = {model.name: model_bytes(ModelPlan.of(model, Architecture.of(model))) for model in config.models}
+    evictable = [model.name for model in config.models if model.residency == EVICTABLE]
+    room = sum(row.bytes for row in ledger.rows if row.name == EVICTABLE_MODELS)
+    return Residency(sizes, evictable, room)
 
 
 def model_rows(plan: ModelPlan) -> tuple[LedgerRow, ...]:

@@ -35,6 +35,11 @@ _STATES = {
     State.RESTARTING: control_pb2.STATE_RESTARTING,
     State.FAILED: control_pb2.STATE_FAILED,
 }
+_MODEL_STATES = {
+    "loading": control_pb2.STATE_LOADING,
+    "unloading": control_pb2.STATE_UNLOADING,
+    "unloaded": control_pb2.STATE_UNLOADED,
+}
 _NAME_SHOWN = 100
 
 
@@ -132,7 +137,7 @@ class Control:
                     requests=session.requests,
                     idle_seconds=session.idle_seconds,
                 )
-                for session in await self._supervisor.sessions(model)
+                for session in await self._supervisor.control.sessions(model)
                 if session.tenant == tenant
             )
         return response
@@ -141,15 +146,35 @@ class Control:
         self, request: control_pb2.DropSessionRequest, context: AnyContext
     ) -> control_pb2.DropSessionResponse:
         """Let a session's pages go."""
-        model = request.model or self._config.default_model or self._config.models[0].name
+        model = request.model or self._default
         if not request.name:
             raise InvalidArgumentError("name is empty; give the name of a session", field="name")
-        if not await self._supervisor.drop_session(model, identity_of(context), request.name):
+        if not await self._supervisor.control.drop_session(model, identity_of(context), request.name):
             raise NotFoundError(
                 f"model {model} has no session {clip(request.name, _NAME_SHOWN)!r}; edgectl sessions lists them",
                 field="name",
             )
         return control_pb2.DropSessionResponse()
+
+    async def ListModels(  # noqa: N802 - the service's name
+        self, _request: control_pb2.ListModelsRequest, _context: AnyContext
+    ) -> control_pb2.ListModelsResponse:
+        """Every model of the configuration."""
+        return control_pb2.ListModelsResponse(models=map(self._model, self._config.models))
+
+    async def LoadModel(  # noqa: N802 - the service's name
+        self, request: control_pb2.LoadModelRequest, _context: AnyContext
+    ) -> control_pb2.LoadModelResponse:
+        """Load a model."""
+        result = await self._supervisor.control.load(_required_name(request.name))
+        return control_pb2.LoadModelResponse(unloaded=result.unloaded, seconds=result.seconds)
+
+    async def UnloadModel(  # noqa: N802 - the service's name
+        self, request: control_pb2.UnloadModelRequest, _context: AnyContext
+    ) -> control_pb2.UnloadModelResponse:
+        """Give a model's memory back."""
+        await self._supervisor.control.unload(_required_name(request.name), cancel=request.cancel_requests)
+        return control_pb2.UnloadModelResponse()
 
     def close(self) -> None:
         """End the watches."""
@@ -165,12 +190,14 @@ class Control:
         supervisor = self._supervisor
         status = control_pb2.ModelStatus(
             name=model.name,
-            state=_STATES[self._inference.state],
+            state=self._model_state(model.name),
             executor=model.executor,
             device=model.device,
             dtype=model.dtype,
             context_length=model.context_length,
             max_sequences=model.max_sequences,
+            bytes=supervisor.control.residency.size(model.name),
+            evictable=supervisor.control.residency.is_evictable(model.name),
         )
         loading = supervisor.loading.get(model.name)
         if loading is not None:
@@ -181,3 +208,30 @@ class Control:
             add_report(status, report)
         status.queue_capacity = self._config.queue.capacity
         return status
+
+    def _model(self, model: ModelConfig) -> control_pb2.Model:
+        """One entry of the list."""
+        status = self._model_status(model)
+        return control_pb2.Model(
+            name=model.name,
+            state=status.state,
+            evictable=status.evictable,
+            bytes=status.bytes,
+            context_length=status.context_length,
+            max_sequences=status.max_sequences,
+            executor=status.executor,
+            device=status.device,
+            dtype=status.dtype,
+            default=model.name == self._default,
+        )
+
+    def _model_state(self, name: str) -> control_pb2.State:
+        """A model's own state where it differs from the daemon's."""
+        report = self._supervisor.models.get(name)
+        return _MODEL_STATES.get("" if report is None else report.state) or _STATES[self._inference.state]
+
+
+def _required_name(name: str) -> str:
+    if not name:
+        raise InvalidArgumentError("name is empty; give the name of a model", field="name")
+    return name

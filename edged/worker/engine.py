@@ -10,15 +10,13 @@ from __future__ import annotations
 import argparse
 import ctypes
 import faulthandler
-import gc
 import os
 import signal
 import socket
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from edged.config import Config, ModelConfig
+from edged.config import ModelConfig
 from edged.decoding.detokenizer import TokenTexts
 from edged.errors import Code, EdgedError, InternalError, UnavailableError
 from edged.executor.base import Executor
@@ -26,13 +24,12 @@ from edged.log import configure, get_logger
 from edged.worker.channel import ChannelClosedError, EngineChannel
 from edged.worker.loading import load_executor, load_texts
 from edged.worker.loop import EngineLoop
-from edged.worker.messages import Configure, EngineFailed, Loading, Ready
+from edged.worker.messages import Configure, EngineFailed, Ready
+from edged.worker.model_loader import ModelLoader, settle
 from edged.worker.priority import take_way
-from edged.worker.runner import ModelRunner
-from edged.worker.self_check import draw_one_token
+from edged.worker.runner import ModelRunner  # noqa: TC001 - as the other imports of a process
 
 _PR_SET_PDEATHSIG = 1
-_PROGRESS_SECONDS = 0.1
 _log = get_logger("engine")
 
 LoadExecutor = Callable[[ModelConfig], tuple[str, Executor]]
@@ -55,10 +52,12 @@ def serve(
     configure(process="engine")
     channel = EngineChannel(connection)
     try:
-        config = _receive_config(channel)
-        configure(config.log.level, config.log.format, process="engine")
+        first = _receive_config(channel)
+        log = first.config.log
+        configure(log.level, log.format, process="engine")
+        loader = ModelLoader(first.config, channel, executor_of, texts_of)
         try:
-            loop = EngineLoop(channel, _load_models(channel, config, executor_of, texts_of))
+            loop = EngineLoop(channel, _load_models(channel, loader, _names(first)), loader)
         except EdgedError as error:
             # What edged refuses it refuses again; a wrong first token or a busy device may be gone the next time.
             fatal = not isinstance(error, InternalError | UnavailableError)
@@ -80,7 +79,7 @@ def serve(
         channel.close()
 
 
-def _receive_config(channel: EngineChannel) -> Config:
+def _receive_config(channel: EngineChannel) -> Configure:
     """Wait for the first message.
 
     Raises:
@@ -92,73 +91,26 @@ def _receive_config(channel: EngineChannel) -> Config:
         messages = channel.receive(None)
     if not isinstance(messages[0], Configure) or len(messages) > 1:
         raise TypeError(f"the first message is {type(messages[0]).__name__}, not Configure alone")
-    return messages[0].config
+    return messages[0]
 
 
-def _load_models(
-    channel: EngineChannel, config: Config, executor_of: LoadExecutor, texts_of: LoadTexts
-) -> list[ModelRunner]:
+def _names(first: Configure) -> tuple[str, ...]:
+    """The models to load."""
+    return tuple(model.name for model in first.config.models) if first.load is None else first.load
+
+
+def _load_models(channel: EngineChannel, loader: ModelLoader, names: Iterable[str]) -> list[ModelRunner]:
     """Load and check every model, telling the daemon how far it is.
 
     Raises:
         EdgedError: A model does not load, or its first token is wrong.
         ChannelClosedError: The daemon is gone.
     """
-    runners = []
-    for model in config.models:
-        progress = _Progress(channel, model.name)
-        progress("tokenizer", 0, 1)
-        texts = texts_of(
-            model
-        )  # before the weights, so that what it needs while it loads adds nothing to the peak
-        progress("executor", 0, 1)
-        name, executor = executor_of(model)
-        executor.load(progress)
-        progress("first token", 0, 1)
-        seconds = draw_one_token(model.name, executor)
-        progress("first token", 1, 1)
-        _log.info("model loaded", model=model.name, executor=name, first_token_seconds=round(seconds, 4))
-        runners.append(
-            ModelRunner(
-                model,
-                executor,
-                texts,
-                executor_name=name,
-                queue_capacity=config.queue.capacity,
-                aging=config.queue.aging,
-                channel=channel,
-            )
-        )
-    # What has been loaded lives as long as the process: the collector need not walk it again in the middle of a step.
-    gc.collect()
-    gc.freeze()
+    runners = [loader.load(name) for name in names]
+    settle()
     channel.send(Ready(tuple(runner.report() for runner in runners)))
     channel.flush()
     return runners
-
-
-class _Progress:
-    """Sends Loading messages, not more often than a person can see.
-
-    Args:
-        channel: To the daemon.
-        model: Name of the model that loads.
-    """
-
-    def __init__(self, channel: EngineChannel, model: str) -> None:
-        self._channel = channel
-        self._model = model
-        self._what = ""
-        self._sent = 0.0
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """Report ``done`` of ``total`` units of ``what``."""
-        now = time.monotonic()
-        if what == self._what and done < total and now - self._sent < _PROGRESS_SECONDS:
-            return
-        self._what, self._sent = what, now
-        self._channel.send(Loading(self._model, what, done, total))
-        self._channel.flush()
 
 
 def die_with_parent(parent: int) -> None:

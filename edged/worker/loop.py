@@ -8,11 +8,10 @@ comes, and wakes each second to say that it is alive (:mod:`edged.worker.watchdo
 from __future__ import annotations
 
 import enum
-import itertools
 import time
 from typing import TYPE_CHECKING
 
-from edged.errors import Code
+from edged.errors import Code, EdgedError
 from edged.log import get_logger
 from edged.worker.messages import (
     Answered,
@@ -23,22 +22,28 @@ from edged.worker.messages import (
     Failed,
     Heartbeat,
     ListSessions,
+    LoadModel,
     Report,
     Shutdown,
     Submit,
     ToEngine,
+    UnloadModel,
 )
+from edged.worker.model_loader import settle
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from edged.worker.channel import EngineChannel
+    from edged.worker.model_loader import ModelLoader
     from edged.worker.runner import ModelRunner
 
 _log = get_logger("engine")
 
 REPORT_SECONDS = 0.25
 """Least time between two reports while steps run."""
+LOADING_SECONDS = 0.05
+"""The idle loop looks this often for what a loading model says."""
 HEARTBEAT_SECONDS = 1.0
 """The idle loop says this often that it is alive."""
 _RETRY_SECONDS = 2.0
@@ -58,12 +63,13 @@ class EngineLoop:
     Args:
         channel: To the daemon.
         runners: The loaded models.
+        loader: Loads others beside them.
     """
 
-    def __init__(self, channel: EngineChannel, runners: Sequence[ModelRunner]) -> None:
+    def __init__(self, channel: EngineChannel, runners: Iterable[ModelRunner], loader: ModelLoader) -> None:
         self._channel = channel
-        self._runners = tuple(runners)
         self._by_name = {runner.config.name: runner for runner in runners}
+        self._loader = loader
         self._started = time.monotonic()
         self._reported = 0.0
         self._report_due = True
@@ -76,30 +82,33 @@ class EngineLoop:
             ChannelClosedError: The daemon is gone.
             Exception: A step failed. Every request has been told.
         """
-        for runner in itertools.cycle(self._runners):
-            working = any(runner.has_work for runner in self._runners)
-            if not working:
-                if self._draining:
-                    return End.DRAINED
-                self._become_idle()
-            if not self._receive(wait=not working):
-                return End.SHUTDOWN
-            if runner.has_work:
-                self._turn(runner)
-        raise AssertionError("an engine has at least one model")
+        while True:
+            for runner in tuple(self._by_name.values()) or (None,):
+                working = any(each.has_work for each in self._by_name.values())
+                if not working:
+                    if self._draining:
+                        return End.DRAINED
+                    self._become_idle()
+                if not self._receive(wait=not working):
+                    return End.SHUTDOWN
+                if self._loader.is_loading:
+                    self._take_loaded()
+                if runner is not None and runner.has_work:
+                    self._turn(runner)
 
     def _receive(self, *, wait: bool) -> bool:
         """Act on the messages that have arrived; False if the engine is to end."""
-        messages = self._channel.receive(HEARTBEAT_SECONDS if wait else 0.0)
+        patience = LOADING_SECONDS if self._loader.is_loading else HEARTBEAT_SECONDS
+        messages = self._channel.receive(patience if wait else 0.0)
         if not messages:
-            if wait:
+            if wait and not self._loader.is_loading:
                 self._channel.send(Heartbeat())
                 self._channel.flush()
             return True
         self._report_due = True
         for message in messages:
             if isinstance(message, Shutdown):
-                for runner in self._runners:
+                for runner in self._by_name.values():
                     runner.refuse_all("the daemon stops", _RETRY_SECONDS)
                 return False
             self._handle(message)
@@ -118,7 +127,7 @@ class EngineLoop:
                 waiting=f"the engine of model {runner.config.name} ended before the request ran; try again",
                 retry_seconds=_RETRY_SECONDS,
             )
-            for other in self._runners:
+            for other in self._by_name.values():
                 other.refuse_all(
                     "the engine ended because another model's step failed; try again", _RETRY_SECONDS
                 )
@@ -133,37 +142,60 @@ class EngineLoop:
         if isinstance(message, Submit):
             runner = self._by_name.get(message.model)
             if runner is None:
-                self._channel.send(
-                    Failed(
-                        message.request_id,
-                        Code.NOT_FOUND.value,
-                        f"no model is called {message.model}: there are {', '.join(self._by_name)}",
-                    )
-                )
+                why = f"model {message.model} is not loaded"
+                self._channel.send(Failed(message.request_id, Code.FAILED_PRECONDITION.value, why))
             else:
                 runner.submit(message)
         elif isinstance(message, Cancel):
             # A request that has ended already is none of the runners': its Finished is on the way.
-            if any(runner.cancel(message) for runner in self._runners):
+            if any(runner.cancel(message) for runner in self._by_name.values()):
                 self._queue_report()
-        elif isinstance(message, ListSessions):
-            runner = self._by_name.get(message.model)
-            sessions = () if runner is None else runner.sessions()
-            self._channel.send(Answered(message.query, sessions))
-        elif isinstance(message, DropSession):
-            runner = self._by_name.get(message.model)
-            found = runner is not None and runner.drop_session(message.tenant, message.name)
-            self._channel.send(Answered(message.query, found=found))
-            self._queue_report()
+        elif isinstance(message, LoadModel):
+            self._loader.begin(message.query, message.model)
+        elif isinstance(message, UnloadModel):
+            self._unload(message)
+        elif isinstance(message, ListSessions | DropSession):
+            self._answer_sessions(message)
         elif isinstance(message, Drain):
             self._draining = True
         elif isinstance(message, Configure):
             _log.warning("a second configuration came and is not looked at")
 
+    def _answer_sessions(self, message: ListSessions | DropSession) -> None:
+        runner = self._by_name.get(message.model)
+        if isinstance(message, ListSessions):
+            self._channel.send(Answered(message.query, () if runner is None else runner.sessions()))
+            return
+        found = runner is not None and runner.drop_session(message.tenant, message.name)
+        self._channel.send(Answered(message.query, found=found))
+        self._queue_report()
+
+    def _take_loaded(self) -> None:
+        """Serve a model that has been loaded, or say why it has not."""
+        for query, name, made in self._loader.take():
+            if isinstance(made, EdgedError):
+                self._channel.send(Answered(query, found=False, code=made.code.value, message=made.message))
+            else:
+                self._by_name[name] = made
+                self._queue_report()
+                self._channel.send(Answered(query))
+        self._channel.flush()
+
+    def _unload(self, message: UnloadModel) -> None:
+        """Give a model's memory back."""
+        runner = self._by_name.pop(message.model, None)
+        if runner is not None:
+            runner.refuse_all(f"model {message.model} is being unloaded", _RETRY_SECONDS)
+            runner.executor.close()
+            del runner
+            settle()
+            self._queue_report()
+        self._channel.send(Answered(message.query))
+
     def _become_idle(self) -> None:
         """Check the books and report, once, before the loop sleeps."""
         if self._report_due:
-            for runner in self._runners:
+            for runner in self._by_name.values():
                 runner.check()
             self._queue_report()
             self._channel.flush()
@@ -172,5 +204,7 @@ class EngineLoop:
     def _queue_report(self) -> None:
         self._reported = time.monotonic()
         self._channel.send(
-            Report(tuple(runner.report() for runner in self._runners), self._reported - self._started)
+            Report(
+                tuple(runner.report() for runner in self._by_name.values()), self._reported - self._started
+            )
         )

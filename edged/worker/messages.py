@@ -27,6 +27,7 @@ __all__ = [
     "Heartbeat",
     "LedgerRow",
     "ListSessions",
+    "LoadModel",
     "Loading",
     "Message",
     "ModelReport",
@@ -43,6 +44,7 @@ __all__ = [
     "ToEngine",
     "TokenLogprobs",
     "Tokens",
+    "UnloadModel",
 ]
 
 
@@ -54,6 +56,22 @@ class Configure(Message, frozen=True):
     """What to load; the first message and sent once."""
 
     config: Config
+    load: tuple[str, ...] | None = None
+    """Names of the models to load; None: all of them."""
+
+
+class LoadModel(Message, frozen=True):
+    """Load a model of the configuration beside the others; answered by :class:`Answered`."""
+
+    query: int
+    model: str
+
+
+class UnloadModel(Message, frozen=True):
+    """Give a model's memory back; what still runs on it ends. Answered by :class:`Answered`."""
+
+    query: int
+    model: str
 
 
 class Submit(Message, frozen=True):
@@ -117,6 +135,9 @@ class Answered(Message, frozen=True):
     query: int
     sessions: tuple[SessionReport, ...] = ()
     found: bool = True
+    code: int = 0
+    """A value of :class:`edged.errors.Code` where it could not be done; ``message`` says why."""
+    message: str = ""
 
 
 class Drain(Message, frozen=True):
@@ -149,7 +170,7 @@ class ModelReport(msgspec.Struct, frozen=True):
 
     name: str
     state: str
-    """``loading``, ``ready`` or ``failed``."""
+    """``loading``, ``ready``, ``unloading`` or ``unloaded``."""
     executor: str
     device: str
     dtype: str
@@ -284,7 +305,9 @@ class Heartbeat(Message, frozen=True):
     """The idle loop has woken and found nothing to do."""
 
 
-ToEngine = Configure | Submit | Cancel | ListSessions | DropSession | Drain | Shutdown
+ToEngine = (
+    Configure | Submit | Cancel | LoadModel | UnloadModel | ListSessions | DropSession | Drain | Shutdown
+)
 ToDaemon = (
     Loading | Ready | Started | Tokens | Finished | Failed | EngineFailed | Report | Heartbeat | Answered
 )

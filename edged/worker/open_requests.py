@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from edged.errors import ResourceExhaustedError
 from edged.log import get_logger
 from edged.worker.messages import Failed, Finished, Started, Tokens
 from edged.worker.stream import RequestStream, error_of
@@ -12,7 +13,9 @@ from edged.worker.stream import RequestStream, error_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from edged.config import Config
     from edged.errors import EdgedError
+    from edged.worker.messages import ModelReport
 
 _log = get_logger("supervisor")
 
@@ -22,9 +25,12 @@ class OpenRequests:
 
     Args:
         on_cancel: Called with a stream and a reason when the engine is to drop a request.
+        config: How many may wait, and how many one client may have.
     """
 
-    def __init__(self, on_cancel: Callable[[RequestStream, str], None]) -> None:
+    def __init__(self, on_cancel: Callable[[RequestStream, str], None], config: Config) -> None:
+        self._capacity = config.queue.capacity
+        self._most_of_client = config.limits.requests_per_client
         self.finished = 0
         """Requests that ended with Finished."""
         self.failed = 0
@@ -44,9 +50,37 @@ class OpenRequests:
         """Requests of ``model`` that have no pages yet, as far as the engine has said."""
         return self._pending[model]
 
-    def of_client(self, client: str) -> int:
-        """Requests of ``client``, waiting or running."""
-        return self._of_client[client]
+    def models(self) -> set[str]:
+        """Models with open requests."""
+        return {stream.model for stream in self._streams.values()}
+
+    def check_room(self, model: str, client: str, report: ModelReport) -> None:
+        """Refuse one more request before the engine is asked, where it is certain to be refused.
+
+        Args:
+            model: Name of the model.
+            client: Whose request it is.
+            report: What the engine last said of the model.
+
+        Raises:
+            ResourceExhaustedError: More requests wait than the queue holds, or the client has as many as it may.
+        """
+        if self._pending[model] >= self._capacity + report.max_sequences:
+            # More than the queue holds are on their way to it, so it is full.
+            raise ResourceExhaustedError(
+                f"{self._capacity} requests wait for model {model} and the queue holds {self._capacity} "
+                f"(queue.capacity): try again in {report.retry_seconds:.1f} s",
+                field="queue.capacity",
+                retry_seconds=report.retry_seconds,
+            )
+        count, most = self._of_client[client], self._most_of_client
+        if most and client and count >= most:
+            raise ResourceExhaustedError(
+                f"{count} requests of this client wait or run, and one client may have {most} "
+                "(limits.requests_per_client): wait until one of them has ended",
+                field="limits.requests_per_client",
+                retry_seconds=report.retry_seconds,
+            )
 
     def add(self, stream: RequestStream) -> None:
         """Take a request that the engine has been sent."""

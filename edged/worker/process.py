@@ -67,8 +67,16 @@ class EngineProcess:
         config: Config,
         on_message: Callable[[ToDaemon], None],
         command: Sequence[str] = ENGINE_COMMAND,
+        *,
+        load: tuple[str, ...] | None = None,
     ) -> EngineProcess:
         """Start an engine and send it its configuration.
+
+        Args:
+            config: The whole configuration.
+            on_message: Called with everything that the engine says.
+            command: Program and arguments.
+            load: Names of the models to load; None: all of them.
 
         Raises:
             OSError: The process cannot be started.
@@ -100,7 +108,7 @@ class EngineProcess:
             if process is not None:
                 process.kill()
             raise
-        channel.send(Configure(config))
+        channel.send(Configure(config, load))
         return cls(process, channel, closed)
 
     @property

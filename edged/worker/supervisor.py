@@ -14,35 +14,33 @@ from typing import TYPE_CHECKING
 from edged.errors import (
     EdgedError,
     InvalidArgumentError,
-    NotFoundError,
-    ResourceExhaustedError,
     UnavailableError,
     from_code,
 )
 from edged.log import get_logger
+from edged.memory.residency import Residency
 from edged.worker.channel import ChannelError
+from edged.worker.engine_control import EngineControl
 from edged.worker.killed import describe_kill
 from edged.worker.messages import (
     Answered,
     Cancel,
     Drain,
-    DropSession,
     EngineFailed,
     Failed,
     Finished,
-    ListSessions,
     Loading,
     Message,
     ModelReport,
     Ready,
     Report,
-    SessionReport,
     Shutdown,
     Started,
     Submit,
     ToDaemon,
     Tokens,
 )
+from edged.worker.model_states import ModelStates
 from edged.worker.open_requests import OpenRequests
 from edged.worker.process import ENGINE_COMMAND, EngineProcess
 from edged.worker.queries import Queries
@@ -54,7 +52,7 @@ from edged.worker.watchdog import CHECK_SECONDS, Watchdog
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from edged.config import Config, ModelConfig
+    from edged.config import Config
 
 _log = get_logger("supervisor")
 
@@ -72,11 +70,16 @@ class Supervisor:
     Args:
         config: The whole configuration.
         command: Program and arguments of an engine; the descriptor of the channel is added.
+        residency: Which models an engine loads; all of them where it is None.
     """
 
-    def __init__(self, config: Config, *, command: Sequence[str] = ENGINE_COMMAND) -> None:
-        self.models: dict[str, ModelReport] = {}
-        """Last known state of every model, in the configuration's order."""
+    def __init__(
+        self,
+        config: Config,
+        *,
+        command: Sequence[str] = ENGINE_COMMAND,
+        residency: Residency | None = None,
+    ) -> None:
         self.loading: dict[str, Loading] = {}
         """What each model that loads does now; empty once the engine serves."""
         self.restarts = 0
@@ -89,7 +92,12 @@ class Supervisor:
         self._command = tuple(command)
         self._state = State.LOADING
         self._engine: EngineProcess | None = None
-        self._requests = OpenRequests(self._cancel)
+        names = [model.name for model in config.models]
+        self._residency = Residency(dict.fromkeys(names, 0), (), 0) if residency is None else residency
+        self._states = ModelStates(config)
+        self.control = EngineControl(self, self._residency)
+        """Sessions, and which models are loaded."""
+        self._requests = OpenRequests(self._cancel, config)
         self._callbacks: list[Callable[[State], None]] = []
         self._policy = RestartPolicy()
         self._task: asyncio.Task[None] | None = None
@@ -108,6 +116,11 @@ class Supervisor:
     def state(self) -> State:
         """What the daemon can do for a client now."""
         return self._state
+
+    @property
+    def models(self) -> dict[str, ModelReport]:
+        """Last known state of every model, in the configuration's order."""
+        return self._states.reports
 
     @property
     def finished(self) -> int:
@@ -190,6 +203,7 @@ class Supervisor:
         Raises:
             UnavailableError: The engine does not serve now; ``retry_seconds`` says when it is expected to.
             NotFoundError: No model has that name.
+            FailedPreconditionError: The model is not loaded.
             ResourceExhaustedError: More requests wait than the queue holds, known before the engine is asked, or the client
                 has as many requests as one client may.
             InvalidArgumentError: The request id is in use, or the message is too large for the channel.
@@ -197,22 +211,9 @@ class Supervisor:
         engine = self._engine
         if self._state is not State.SERVING or engine is None:
             raise self._unavailable()
-        report = self.models.get(message.model)
-        if report is None:
-            raise NotFoundError(
-                f"no model is called {message.model}: there are {', '.join(self.models)}", field="model"
-            )
-        pending = self._requests.pending(message.model)
-        capacity = self._config.queue.capacity
-        if pending >= capacity + report.max_sequences:
-            # More than the queue holds are on their way to it, so it is full.
-            raise ResourceExhaustedError(
-                f"{capacity} requests wait for model {message.model} and the queue holds {capacity} (queue.capacity): "
-                f"try again in {report.retry_seconds:.1f} s",
-                field="queue.capacity",
-                retry_seconds=report.retry_seconds,
-            )
-        self._check_client(client)
+        report = self._states.find_ready(message.model)
+        self._requests.check_room(message.model, client, report)
+        self._residency.use(message.model)
         if message.request_id in self._requests:
             raise InvalidArgumentError(f"request id {message.request_id} is in use", field="request_id")
         stream = RequestStream(
@@ -225,46 +226,41 @@ class Supervisor:
         self._requests.add(stream)
         return stream
 
-    async def sessions(self, model: str) -> tuple[SessionReport, ...]:
-        """The sessions of a model, the one used last first.
+    async def ask(self, model: str, message_of: Callable[[int], Message]) -> Answered:
+        """Ask the engine something about a model and wait for its answer.
+
+        Args:
+            model: Name of the model.
+            message_of: Makes the message out of the question's number.
 
         Raises:
             UnavailableError: The engine does not serve now, or ends before it answers.
             NotFoundError: No model has that name.
         """
-        return (await self._ask(model, lambda query: ListSessions(query, model))).sessions
-
-    async def drop_session(self, model: str, tenant: str, name: str) -> bool:
-        """Let a session's pages go; False if there is none of that name.
-
-        Raises:
-            UnavailableError: The engine does not serve now, or ends before it answers.
-            NotFoundError: No model has that name.
-        """
-        return (await self._ask(model, lambda query: DropSession(query, model, tenant, name))).found
-
-    async def _ask(self, model: str, message_of: Callable[[int], Message]) -> Answered:
-        """Send a query and wait for its answer."""
         engine = self._engine
         if self._state is not State.SERVING or engine is None:
             raise self._unavailable()
-        if model not in self.models:
-            raise NotFoundError(
-                f"no model is called {model}: there are {', '.join(self.models)}", field="model"
-            )
+        self.report_of(model)
         return await self._queries.ask(engine.send, message_of)
 
-    def _check_client(self, client: str) -> None:
-        """Refuse one more request of a client that has as many as one client may."""
-        most = self._config.limits.requests_per_client
-        count = self._requests.of_client(client)
-        if most and client and count >= most:
-            raise ResourceExhaustedError(
-                f"{count} requests of this client wait or run, and one client may have {most} "
-                "(limits.requests_per_client): wait until one of them has ended",
-                field="limits.requests_per_client",
-                retry_seconds=max((report.retry_seconds for report in self.models.values()), default=1.0),
-            )
+    def report_of(self, model: str) -> ModelReport:
+        """What is known of a model.
+
+        Raises:
+            NotFoundError: No model has that name.
+        """
+        return self._states.find(model)
+
+    def busy_models(self) -> set[str]:
+        """Models with open requests."""
+        return self._requests.models()
+
+    def mark(self, model: str, state: str) -> None:
+        """Say what an operator does to a model: ``loading``, ``unloading`` or ``unloaded``; empty: nothing any more."""
+        if state != "loading":
+            self.loading.pop(model, None)
+        self._states.mark(model, state)
+        self._tell_state()
 
     def _cancel(self, stream: RequestStream, reason: str) -> None:
         if self._engine is not None:
@@ -342,7 +338,9 @@ class Supervisor:
         self._begun = time.monotonic()
         self._expected_at = self._begun + self._load_seconds
         try:
-            engine = await EngineProcess.start(self._config, self._receive, self._command)
+            engine = await EngineProcess.start(
+                self._config, self._receive, self._command, load=self._residency.loaded
+            )
         except OSError as error:
             self.last_error = f"the engine process does not start: {error}"
             return
@@ -419,15 +417,19 @@ class Supervisor:
             return
         self._state = state
         _log.info("state", state=state.value)
+        self._tell_state()
+
+    def _tell_state(self) -> None:
+        """Call who listens."""
         for callback in tuple(self._callbacks):
             try:
-                callback(state)
+                callback(self._state)
             except Exception:  # noqa: BLE001 - a fault of who listens is none of the engine's
                 _log.exception("a subscriber of the state failed")
 
     def _forget_models(self) -> None:
         """No engine holds the models: show them as the configuration has them."""
-        self.models = {model.name: _unloaded(model) for model in self._config.models}
+        self._states.forget(self._residency.loaded)
         self.loading = {}
 
     def _lose_requests(self, why: str) -> None:
@@ -449,7 +451,7 @@ class Supervisor:
         if isinstance(message, Tokens | Started | Finished | Failed):
             self._requests.give(message)
         elif isinstance(message, Report):
-            self._note_models(message.models)
+            self._states.note(message.models)
         elif isinstance(message, Answered):
             self._queries.give(message)
         elif isinstance(message, Loading):
@@ -463,31 +465,10 @@ class Supervisor:
 
     def _note_ready(self, message: Ready) -> None:
         """The engine has loaded everything."""
-        self._note_models(message.models)
+        self._states.note(message.models)
         self.loading = {}
         self._ready_at = time.monotonic()
         self._load_seconds = self._ready_at - self._begun
         self._watchdog.serve()
         if not self._stopping.is_set() and not self._hung:
             self._set_state(State.SERVING)
-
-    def _note_models(self, models: tuple[ModelReport, ...]) -> None:
-        for report in models:
-            self.models[report.name] = report
-
-
-def _unloaded(model: ModelConfig) -> ModelReport:
-    """What is known of a model that is not loaded."""
-    return ModelReport(
-        name=model.name,
-        state="loading",
-        executor=model.executor,
-        device=model.device,
-        dtype=model.dtype,
-        context_length=model.context_length,
-        max_sequences=model.max_sequences,
-        pages=0,
-        pages_free=0,
-        running=0,
-        waiting=0,
-    )

@@ -61,9 +61,12 @@ def test_every_key_arrives():
             prefix_cache: false
             session_share: 0.125
             host_kv: 512MiB
+            residency: evictable
             threads: 4
             attention: {mode: sparse, dense_below: 0, top_k: 32, window: 1024, init_blocks: 2, lse: exact}
             rope_scaling: {preset: minicpm4-128k}
+            tool_format: minicpm4
+            reasoning_format: none
         queue: {capacity: 0, aging: 2.5s, stream_buffer: 8}
         limits: {message_size: 1MiB, prompt_size: 64KiB, stop_strings: 4, stop_bytes: 100B, stop_token_ids: 0, constraint_size: 3KiB, requests_per_client: 3, concurrent_streams: 7, connections: 9, header_size: 8KiB}
         watchdog: {step_timeout: 5s, load_timeout: 2min}
@@ -99,9 +102,12 @@ def test_every_key_arrives():
             prefix_cache=False,
             session_share=0.125,
             host_kv=512 * 2**20,
+            residency="evictable",
             threads=4,
             attention=AttentionConfig("sparse", 0, 32, 1024, 2, "exact"),
             rope_scaling=RopeScalingConfig(preset="minicpm4-128k"),
+            tool_format="minicpm4",
+            reasoning_format="none",
         ),
     )
     assert config.queue == QueueConfig(capacity=0, aging=2.5, stream_buffer=8)

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from edged.config import Config
 from edged.errors import (
     CancelledError,
     Code,
@@ -131,7 +132,7 @@ def test_an_error_crosses_with_its_kind_field_and_time():
 
 def test_open_requests_end_once_each_and_are_counted():
     dropped = []
-    table = OpenRequests(lambda stream, reason: dropped.append((stream.request_id, reason)))
+    table = OpenRequests(lambda stream, reason: dropped.append((stream.request_id, reason)), Config(()))
 
     def add(name):
         stream = RequestStream(name, "m", 8, lambda *_: None)
