@@ -139,8 +139,8 @@ class Inference:
         model: ServedModel,
         request_id: str,
         deadline: float | None,
-    ) -> Submit:
-        """The engine's form of a request.
+    ) -> tuple[Submit, AnswerFormat]:
+        """The engine's form of a request, and what becomes of its answer.
 
         Raises:
             EdgedError: The request can never work, or its deadline has passed.
@@ -149,9 +149,9 @@ class Inference:
         check_session(request.session)
         constraint = read_constraint(request, self._limits)
         sampling = await model.resolve_sampling(request.sampling)
-        if sampling.n > 1:
+        if sampling.n > 1 and sampling.temperature == 0:
             raise InvalidArgumentError(
-                f"sampling.n is {sampling.n}: this version makes one answer a request; send the request {sampling.n} times",
+                f"sampling.n is {sampling.n} at temperature 0, where all answers are the same; set a temperature",
                 field="sampling.n",
             )
         kind = request.WhichOneof("prompt")
@@ -168,6 +168,8 @@ class Inference:
             vocabulary=model.vocabulary,
             eos_token_ids=model.eos_token_ids,
         )
+        answer_format, required = model.formats.read(request, prompt.rendered)
+        constraint = required or constraint
         grammar = None if constraint is None else await self._constraints.check(constraint)
         if grammar is not None and not stops.eos_token_ids:
             raise FailedPreconditionError(
@@ -176,7 +178,7 @@ class Inference:
             )
         if deadline is not None and deadline <= time.monotonic():
             raise DeadlineError("the deadline passed before the request reached the engine; allow more time")
-        return Submit(
+        submit = Submit(
             request_id=request_id,
             model=model.name,
             token_ids=prompt.token_ids,
@@ -185,8 +187,10 @@ class Inference:
             deadline=deadline,
             priority=request.priority,
             skip_special_tokens=not request.keep_special_tokens,
+            kept_token_ids=answer_format.kept_token_ids,
             grammar=grammar,
         )
+        return submit, answer_format
 
     def _check_size(
         self, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, model: ServedModel

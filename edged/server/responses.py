@@ -19,16 +19,16 @@ _REASONS = {
 }
 
 
-def started_response(message: Started, submit: Submit, model: str) -> inference_pb2.GenerateResponse:
+def started_response(message: Started, submit: Submit) -> inference_pb2.GenerateResponse:
     """The first response: what the request was resolved to."""
     return inference_pb2.GenerateResponse(
         started=inference_pb2.Started(
-            request_id=message.request_id,
+            request_id=submit.request_id,
             prompt_tokens=message.prompt_tokens,
             cached_tokens=message.cached_tokens,
             sampling=sampling_in_force(submit.sampling),
             max_tokens=submit.stops.max_tokens,
-            model=model,
+            model=submit.model,
         )
     )
 

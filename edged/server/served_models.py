@@ -13,6 +13,7 @@ from edged.decoding.sampling import Sampling, resolve_sampling
 from edged.errors import EdgedError, InvalidArgumentError, NotFoundError, UnavailableError
 from edged.memory.heap import trim_heap
 from edged.models.architecture import Architecture
+from edged.server.answers import ModelFormats
 from edged.server.chat import read_chat
 from edged.server.errors import clip
 from edged.server.sampling import given_sampling
@@ -71,6 +72,9 @@ class ServedModel:
         self.context_length = config.context_length
         self.vocabulary = vocabulary
         self.eos_token_ids = tokenizer.eos_token_ids
+        self.formats = ModelFormats(
+            config, template.source, tokenizer.added_tokens, tokenizer.special_token_ids
+        )
         self._sampling = sampling
         self.longest_token = max(map(len, map(tokenizer.id_to_bytes, range(tokenizer.vocabulary_size))))
         self._tokenizer = tokenizer

@@ -22,7 +22,7 @@ def test_limits_units_and_defaults_are_said():
         "| `context_length` | Most tokens of prompt and answer together | a whole number from 64 to 4194304 |"
         in text
     )
-    assert "| a size from 1KiB to 1GiB | twice limits.prompt_size, at least 1 MiB |" in text
+    assert "| a size from 1KiB to 1GiB | twice limits.prompt_size, at least 2 MiB |" in text
     assert "| a duration from 0s to 24h | `30s` |" in text
     assert "| one of debug, info, warning, error | `info` |" in text
     assert "`models[].attention`:" in text
