@@ -61,7 +61,7 @@ class DaemonCollector(Collector):
         state: What a request would find now.
         board: Reads the board; None where this is no Jetson.
         admission: The thermal cap; None where there is none.
-        certificate_expiry: When the certificate ends (seconds of ``time.time()``); None without TLS.
+        certificate_expiry: When the certificate ends (seconds since 1970); None without TLS.
         uptime: Seconds since the daemon started.
     """
 

@@ -1,6 +1,7 @@
 """The daemon around the engine of `tests/worker/fake_engine.py`, whose model is as fast as one wants it.
 
-Run as `python fake_model_daemon.py --config FILE`; the settings of the model are JSON in FAKE_ENGINE.
+Run as `python fake_model_daemon.py --config FILE`; the settings of the model are JSON in FAKE_ENGINE. With
+FAKE_DAEMON_PATIENT it starts its engine again however often that is killed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 
 from edged import daemon
+from edged.worker import restarts
 from edged.worker.supervisor import Supervisor
 
 ENGINE = Path(__file__).resolve().parent.parent / "worker" / "fake_engine.py"
@@ -18,4 +20,7 @@ ENGINE = Path(__file__).resolve().parent.parent / "worker" / "fake_engine.py"
 daemon.Supervisor = functools.partial(
     Supervisor, command=(sys.executable, str(ENGINE), os.environ["FAKE_ENGINE"])
 )
+if "FAKE_DAEMON_PATIENT" in os.environ:
+    restarts.DELAYS = (0.0,) * 1000
+    restarts.WINDOW_RESTARTS = 1000
 sys.exit(daemon.main())
