@@ -37,6 +37,12 @@ struct F16 {
         asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
         return bits;
     }
+    // a * b + c of two pairs, rounded once each
+    static __device__ __forceinline__ u32 fma_pair(u32 a, u32 b, u32 c) {
+        u32 d;
+        asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+        return d;
+    }
     // d[16x8] += a[16x16] b[16x8], fp32 accumulators
     static __device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
         asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
@@ -64,6 +70,12 @@ struct BF16 {
     static __device__ __forceinline__ float high(u32 packed) { return __uint_as_float(packed & 0xffff0000u); }
     static __device__ __forceinline__ float unpack(u16 bits) { return __uint_as_float((u32)bits << 16); }
     static __device__ __forceinline__ u16 round(float value) { return (u16)(pack(value, 0.0f) & 0xffffu); }
+    // a * b + c of two pairs, rounded once each
+    static __device__ __forceinline__ u32 fma_pair(u32 a, u32 b, u32 c) {
+        u32 d;
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+        return d;
+    }
     static __device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
         asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
             "{%0,%1,%2,%3};"
@@ -117,6 +129,11 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) { return (u32
 // 16 bytes from global to shared memory, past L1; zeros when `valid` is false (the source is not read then).
 __device__ __forceinline__ void copy_async(u32 shared, const void* global, bool valid = true) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0)
+                 : "memory");
+}
+// 4 bytes, through L1.
+__device__ __forceinline__ void copy_word_async(u32 shared, const void* global, bool valid = true) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(valid ? 4 : 0)
                  : "memory");
 }
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

@@ -1,0 +1,136 @@
+"""What `w4a16_linear` takes, how its work is cut, and its refusals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plugins_trt.contract import (
+    KERNEL_DTYPES,
+    DeviceArray,
+    LaunchError,
+    ceil_div,
+    check_array,
+    check_at_least,
+    check_rows,
+    check_workspace,
+    round_up,
+)
+from plugins_trt.w4a16_linear.layout import STEP, TILE, check_sizes, tiles_of
+
+MAX_ROWS = 64
+"""Rows of x of one launch."""
+
+FEW_ROWS = 16
+"""Up to here the weights stream past x; from here on, x is shared by the warps of a thread block."""
+
+BLOCK_TILES = 8
+"""Tiles of a thread block that shares x."""
+
+_MAX_SPLITS = 8
+_SPLIT_STEPS = 16  # of a share of the inputs, at least
+
+
+@dataclass(frozen=True)
+class LinearPlan:
+    """How the inputs are shared out when x is shared, and the scratch memory; depends on sizes alone."""
+
+    splits: int  # shares of the inputs, 1: the output is written at once
+    workspace_bytes: int  # float32 [splits, M, 16 tiles], 0 without splits
+
+    @classmethod
+    def of(cls, *, rows: int, outputs: int, inputs: int, multiprocessors: int) -> LinearPlan:
+        """Cuts a product of up to `rows` rows for a device of `multiprocessors`."""
+        check_at_least("multiprocessors", multiprocessors, 1)
+        tiles = tiles_of(outputs)
+        splits = 1
+        if rows > FEW_ROWS:
+            blocks = ceil_div(tiles, BLOCK_TILES)
+            splits = max(1, min(multiprocessors // blocks, _MAX_SPLITS, inputs // STEP // _SPLIT_STEPS))
+        size = round_up(splits * rows * tiles * TILE * 4, 256) if splits > 1 else 0
+        return cls(splits, size)
+
+
+@dataclass(frozen=True)
+class W4A16Linear:
+    """out = x weightᵀ + bias + residual, accumulated in fp32 and rounded once; the layout of the weights is layout.py's.
+
+    Gated, of weights [gate; up]: out = silu(gate) * up, with no residual. `residual` may be `out`.
+    """
+
+    x: DeviceArray  # [M, K], rows may lie apart
+    tiles: DeviceArray  # int32 or uint32 [tiles, K / 64, 32, 4]
+    groups: DeviceArray  # int32 or uint32 [K / G, 16 tiles]
+    out: DeviceArray  # [M, N], gated [M, N / 2]
+    bias: DeviceArray | None = None  # [N]
+    residual: DeviceArray | None = None  # [M, N]
+    workspace: DeviceArray | None = None
+    gated: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks shapes and dtypes."""
+        words = ("int32", "uint32")
+        check_array("tiles", self.tiles, words, (None, None, 32, 4))
+        check_array("groups", self.groups, words, (None, self.tiles.shape[0] * TILE), alignment=4)
+        dtype = self.x.dtype
+        if dtype not in KERNEL_DTYPES:
+            raise LaunchError(f"x: dtype {dtype}, must be one of {tuple(KERNEL_DTYPES)}")
+        if len(self.x.shape) != 2 or not 1 <= self.x.shape[0] <= MAX_ROWS:
+            raise LaunchError(f"x: shape {self.x.shape}, must be 1 to {MAX_ROWS} rows of {self.inputs}")
+        check_rows("x", self.x, dtype, (None, self.inputs))
+        check_array("out", self.out, dtype, (self.rows, None), alignment=2)
+        if self.inputs % self.groups.shape[0]:
+            raise LaunchError(
+                f"groups: {self.groups.shape[0]} groups of {self.inputs} inputs, which do not divide"
+            )
+        check_sizes(self.outputs, self.inputs, self.group, gated=self.gated)
+        if tiles_of(self.outputs) != self.tiles.shape[0]:
+            raise LaunchError(
+                f"out: shape {self.out.shape}, must be of {self.tiles.shape[0]} tiles of {TILE} outputs"
+                f"{' (gate and up)' if self.gated else ''}"
+            )
+        if self.bias is not None:
+            check_array("bias", self.bias, dtype, (self.outputs,), alignment=2)
+        if self.residual is not None:
+            if self.gated:
+                raise LaunchError("residual: given, but gated outputs are no branch of the residual stream")
+            check_array("residual", self.residual, dtype, self.out.shape, alignment=2)
+
+    @property
+    def rows(self) -> int:
+        """M."""
+        return self.x.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        """K."""
+        return self.tiles.shape[1] * STEP
+
+    @property
+    def outputs(self) -> int:
+        """N, gate and up together."""
+        return self.out.shape[1] * (2 if self.gated else 1)
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale."""
+        return self.inputs // self.groups.shape[0]
+
+    @property
+    def row_stride(self) -> int:
+        """Elements from a row of x to the next."""
+        return check_rows("x", self.x, self.x.dtype, self.x.shape)
+
+    def plan(self, multiprocessors: int) -> LinearPlan:
+        """How this product is cut on a device of `multiprocessors`.
+
+        Raises:
+            LaunchError: naming `workspace`, when it is missing or too small.
+        """
+        plan = LinearPlan.of(
+            rows=self.rows, outputs=self.outputs, inputs=self.inputs, multiprocessors=multiprocessors
+        )
+        if plan.workspace_bytes:
+            if self.workspace is None:
+                raise LaunchError(f"workspace: missing, this product needs {plan.workspace_bytes} bytes")
+            check_workspace("workspace", self.workspace, plan.workspace_bytes)
+        return plan

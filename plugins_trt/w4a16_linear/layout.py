@@ -1,0 +1,100 @@
+"""How the kernels want 4-bit weights to lie, and the turning of the one form of the checkpoints into it.
+
+Weights come as N outputs of K inputs in groups of G: eight consecutive inputs of an output a 32-bit word, the first in
+its lowest four bits; scales float16 ``[N, K/G]``; zero points 0 to 15, ``[N, K/G]``. The weight is
+``scale * (q - zero)``. The kernels read
+
+- ``tiles``, uint32 ``[ceil(N / 16), K / 64, 32, 4]``: 512 bytes hold 16 outputs x 64 inputs, 16 bytes a lane of a warp.
+  Lane ``4 g + t`` has inputs ``16 t .. 16 t + 15`` of outputs ``g`` (words 0 and 1) and ``g + 8`` (words 2 and 3), eight
+  inputs a word. Of the eight, the even ones lie in the lower half of the word and the odd ones in the higher, so that
+  ``(word >> 4 j) & 0x000f000f`` is the pair ``2 j, 2 j + 1``, as a register of a tensor-core operand has it;
+- ``groups``, uint32 ``[K / G, 16 ceil(N / 16)]``: the scale's bits in the lower half, the zero point in the higher.
+
+Gated weights ``[gate; up]`` are laid so that a tile has 8 outputs of gate and the same 8 of up: a thread holds both.
+Outputs that fill the last tile up have scale 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from plugins_trt.contract import LaunchError, ceil_div
+
+TILE = 16
+"""Outputs of a tile."""
+
+STEP = 64
+"""Inputs of a tile; the inputs are a multiple of it."""
+
+GROUPS = (64, 128)
+"""Inputs that share a scale."""
+
+_SLAB = 64  # tiles that are turned over at a time
+
+UInt32 = npt.NDArray[np.uint32]
+
+
+def check_sizes(outputs: int, inputs: int, group: int, *, gated: bool = False) -> None:
+    """Refuses sizes the kernels do not take.
+
+    Raises:
+        LaunchError: naming `group`, `inputs` or `outputs`.
+    """
+    if group not in GROUPS:
+        raise LaunchError(f"group: {group}, must be one of {GROUPS}")
+    if inputs < group or inputs % group:
+        raise LaunchError(f"inputs: {inputs}, must be a multiple of the group {group}")
+    if outputs < 1 or (gated and outputs % TILE):
+        raise LaunchError(
+            f"outputs: {outputs}, must be {'a multiple of 16 (gate and up)' if gated else 'positive'}"
+        )
+
+
+def tiles_of(outputs: int) -> int:
+    """Tiles that the outputs take."""
+    return ceil_div(outputs, TILE)
+
+
+def rows_of_tiles(outputs: int, *, gated: bool = False) -> npt.NDArray[np.int64]:
+    """The output that each row of the tiles holds, ``[16 tiles]``; -1 for rows that fill up."""
+    if gated:
+        half = np.arange(outputs // 2).reshape(-1, 1, 8)
+        return np.concatenate([half, half + outputs // 2], 1).reshape(-1)
+    rows = np.arange(TILE * tiles_of(outputs))
+    return np.where(rows < outputs, rows, -1)
+
+
+def pack_tiles(packed: UInt32, *, gated: bool = False) -> UInt32:
+    """``tiles`` of the weights ``[N, K/8]``."""
+    outputs, words = packed.shape
+    rows = rows_of_tiles(outputs, gated=gated)
+    tiles = np.empty((len(rows) // TILE, words * 8 // STEP, 32, 4), np.uint32)
+    for start in range(0, len(tiles), _SLAB):
+        part = rows[start * TILE : (start + _SLAB) * TILE]
+        slab = np.where(part[:, None] >= 0, packed[np.maximum(part, 0)], np.uint32(0))
+        turned = _even_below_odd(slab)  # [16 n, K/8]
+        # tile, output g of the half, step of inputs, quarter t of the step, word
+        split = turned.reshape(-1, 2, 8, words * 8 // STEP, 4, 2)
+        lanes = split.transpose(0, 3, 2, 4, 1, 5)  # tile, step, g, t, half, word
+        tiles[start : start + _SLAB] = lanes.reshape(-1, words * 8 // STEP, 32, 4)
+    return tiles
+
+
+def pack_groups(scales: npt.NDArray[Any], zeros: npt.NDArray[Any], *, gated: bool = False) -> UInt32:
+    """``groups`` of the scales, float16 ``[N, K/G]``, and zero points ``[N, K/G]``."""
+    rows = rows_of_tiles(scales.shape[0], gated=gated)
+    words = np.ascontiguousarray(scales, np.float16).view(np.uint16).astype(np.uint32)
+    words |= zeros.astype(np.uint32) << np.uint32(16)
+    return np.ascontiguousarray(np.where(rows[:, None] >= 0, words[np.maximum(rows, 0)], np.uint32(0)).T)
+
+
+def _even_below_odd(words: UInt32) -> UInt32:
+    """The numbers 0 2 4 6 1 3 5 7 of each word, from the lowest bits on, of numbers in order."""
+    result = np.zeros_like(words)
+    for number in range(8):
+        place = number // 2 + 4 * (number % 2)
+        result |= ((words >> np.uint32(4 * number)) & np.uint32(15)) << np.uint32(4 * place)
+    return result

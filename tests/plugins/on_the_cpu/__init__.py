@@ -1,0 +1,68 @@
+"""Runs CUDA sources on the CPU: the text that the GPU's compiler takes, with the device's instructions stood in for.
+
+It shows that a kernel computes what it should, with the fragments of tensor-core products and the order of asynchronous
+copies as they are defined; it says nothing of speed, and it is not a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+PLUGINS = HERE.parents[2] / "plugins_trt"
+
+
+class Kernels:
+    """The kernels of some sources, which take one struct each.
+
+    Args:
+        sources: `.cu` files.
+        folder: Where they are compiled.
+    """
+
+    def __init__(self, sources: list[Path], folder: Path) -> None:
+        compiler = shutil.which("g++") or shutil.which("clang++")
+        if compiler is None:
+            pytest.skip("no C++ compiler here")
+        files = [HERE / "run.cpp"]
+        for source in sources:
+            text = re.sub(
+                r"extern __shared__ __align__\(\d+\) (.+) (\w+)\[\];", r"\1* \2 = g_ring;", source.read_text()
+            )
+            # ctypes passes no structs of unknown layout: each kernel gets a caller that takes a pointer to one.
+            text = re.sub(
+                r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?([\w#]+)\(const (\w+) args\)',
+                r'extern "C" void \1(const void* pointer)',
+                text,
+            )
+            text = re.sub(
+                r'(extern "C" void [\w#]+\(const void\* pointer\) \{\s*\\\n\s*)',
+                r"\1const Linear& args = *static_cast<const Linear*>(pointer); ",
+                text,
+            )
+            files.append(folder / f"{source.stem}.cpp")
+            files[-1].write_text(text)
+        library = folder / "kernels.so"
+        # The stand-in is found before the header whose name it has.
+        includes = [f"-I{HERE}", f"-I{PLUGINS}"]
+        options = ["-O1", "-std=c++20", "-fPIC", "-shared", "-fno-strict-aliasing", "-w", "-pthread"]
+        command = [compiler, *options, *includes, "-o", str(library), *map(str, files)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode and "barrier" in done.stderr and "No such file" in done.stderr:
+            pytest.skip("this C++ compiler knows no C++20")
+        assert done.returncode == 0, done.stderr
+        self._library = ctypes.CDLL(str(library))
+
+    def run(
+        self, name: str, layout: str, values: tuple[float, ...], grid: tuple[int, int], *, lazy: bool
+    ) -> None:
+        """Runs one kernel of 256 threads a block: `values` are its struct, in the letters of `struct`."""
+        arguments = ctypes.create_string_buffer(struct.pack(layout, *values))
+        self._library.run(getattr(self._library, name), arguments, 256, *grid, int(lazy))

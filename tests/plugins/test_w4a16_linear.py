@@ -1,0 +1,305 @@
+"""Products with 4-bit weights: the layout, the kernels run on the CPU, and on a GPU."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from decode_cases import array, error, gpu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from on_the_cpu import PLUGINS, Kernels
+
+from plugins_trt.contract import LaunchError
+from plugins_trt.w4a16_linear import layout
+from plugins_trt.w4a16_linear.contract import BLOCK_TILES, FEW_ROWS, LinearPlan, W4A16Linear
+from plugins_trt.w4a16_linear.launch import _FORMAT, W4A16Multiplier, _pack
+from plugins_trt.w4a16_linear.reference import w4a16_linear, widen
+
+TOLERANCE = 5e-3
+
+
+class Case:
+    """A product of random numbers, and what it should give."""
+
+    def __init__(
+        self, rows, outputs, inputs, *, group=64, dtype="bfloat16", gated=False, extras=True, device="cpu"
+    ) -> None:
+        rng = np.random.default_rng(rows * 1000 + outputs + inputs)
+        generator = torch.Generator(device).manual_seed(rows)
+        numbers = rng.integers(0, 16, (outputs, inputs), dtype=np.uint8)
+        packed = np.zeros((outputs, inputs // 8), np.uint32)
+        for place in range(8):
+            packed |= numbers[:, place::8].astype(np.uint32) << np.uint32(4 * place)
+        scales = (rng.random((outputs, inputs // group)) * 0.02 + 0.001).astype(np.float16)
+        zeros = rng.integers(0, 16, (outputs, inputs // group), dtype=np.uint8)
+        wide = numbers.reshape(outputs, -1, group).astype(np.float32) - zeros[..., None]
+        self.weight = torch.from_numpy((wide * scales.astype(np.float32)[..., None]).reshape(outputs, inputs))
+        tiles = layout.pack_tiles(packed, gated=gated).view(np.int32)
+        groups = layout.pack_groups(scales, zeros, gated=gated).view(np.int32)
+        self.tiles, self.groups = torch.from_numpy(tiles).to(device), torch.from_numpy(groups).to(device)
+        kind = getattr(torch, dtype)
+
+        def normal(*shape):
+            return torch.randn(shape, generator=generator, device=device).to(kind)
+
+        self.dtype, self.gated, self.columns = dtype, gated, outputs // 2 if gated else outputs
+        self.x = normal(rows, inputs + 16)[:, :inputs]  # rows lie apart
+        self.bias = normal(outputs) if extras else None
+        self.residual = normal(rows, outputs) if extras and not gated else None
+        self.keep: list[torch.Tensor] = []
+
+    def arguments(self):
+        out = torch.full((len(self.x), self.columns), float("nan"), dtype=self.x.dtype, device=self.x.device)
+        # (Enough for as many shares of the inputs as there ever are.)
+        rows = 8 * len(self.x) * self.tiles.shape[0] * 16
+        workspace = torch.full((rows,), float("nan"), device=self.x.device)
+        self.keep += [out, workspace]
+        return W4A16Linear(
+            x=array(self.x),
+            tiles=array(self.tiles),
+            groups=array(self.groups),
+            out=array(out),
+            bias=None if self.bias is None else array(self.bias),
+            residual=None if self.residual is None else array(self.residual),
+            workspace=array(workspace),
+            gated=self.gated,
+        ), out
+
+    def expected(self):
+        out = self.x.float() @ self.weight.to(self.x.device).t()
+        if self.bias is not None:
+            out = out + self.bias.float()
+        if self.gated:
+            return torch.nn.functional.silu(out[:, : self.columns]) * out[:, self.columns :]
+        return out if self.residual is None else out + self.residual.float()
+
+
+# ---------------------------------------------------------------- the layout and its reference
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    tiles=st.integers(1, 5), rest=st.integers(0, 15), steps=st.integers(1, 5), group=st.sampled_from([64, 128]),
+    gated=st.booleans(),
+)  # fmt: skip
+def test_the_layout_holds_every_weight_once(tiles, rest, steps, group, gated):
+    outputs = 16 * tiles if gated else max(1, 16 * tiles - rest)
+    case = Case(2, outputs, group * steps, group=group, gated=gated)
+    rows = torch.from_numpy(layout.rows_of_tiles(outputs, gated=gated))
+    wide = widen(case.tiles, case.groups)
+    assert torch.equal(wide[rows >= 0], case.weight[rows[rows >= 0]])
+    assert not wide[rows < 0].any()
+    assert sorted(rows[rows >= 0].tolist()) == list(range(outputs))
+    result = w4a16_linear(
+        case.x,
+        case.tiles,
+        case.groups,
+        outputs=case.columns,
+        bias=case.bias,
+        residual=case.residual,
+        gated=gated,
+    )
+    assert error(result, case.expected()) < 1e-5
+
+
+def test_a_lanes_words_hold_pairs_where_a_register_has_them():
+    """By the description: lane 4 g + t, inputs 16 t .. of outputs g and g + 8, even inputs below odd ones."""
+    numbers = np.arange(16 * 64, dtype=np.uint32).reshape(16, 64) * 7 % 16
+    packed = sum(numbers[:, place::8] << np.uint32(4 * place) for place in range(8)).astype(np.uint32)
+    tile = layout.pack_tiles(packed)[0, 0]
+    for g in range(8):
+        for t in range(4):
+            for word in range(4):
+                output, first = g + 8 * (word // 2), 16 * t + 8 * (word % 2)
+                for pair in range(4):
+                    two = int(tile[4 * g + t, word]) >> 4 * pair & 0x000F000F
+                    assert two & 15 == numbers[output, first + 2 * pair]
+                    assert two >> 16 == numbers[output, first + 2 * pair + 1]
+
+
+# ---------------------------------------------------------------- the contract
+
+
+def test_arguments_are_refused_by_name():
+    case = Case(20, 48, 256, group=128)
+    args, _ = case.arguments()
+    good = dict(vars(args))
+
+    def refused(**changes):
+        with pytest.raises(LaunchError) as caught:
+            W4A16Linear(**{**good, **changes}).plan(132)
+        return str(caught.value)
+
+    assert refused(x=array(case.x.float())).startswith("x: dtype float32")
+    assert refused(x=array(torch.zeros(65, 256, dtype=torch.bfloat16))).startswith("x: shape (65, 256)")
+    assert refused(x=array(torch.zeros(20, 128, dtype=torch.bfloat16))).startswith("x: shape")
+    assert refused(tiles=array(case.tiles.float())).startswith("tiles: dtype")
+    assert refused(groups=array(case.groups[:, :32].contiguous())).startswith("groups: shape")
+    assert refused(groups=array(torch.zeros(1, 48, dtype=torch.int32))).startswith(
+        "group: 256, must be one of"
+    )
+    assert refused(groups=array(torch.zeros(3, 48, dtype=torch.int32))).startswith("groups: 3 groups of 256")
+    assert refused(out=array(torch.zeros(20, 20, dtype=torch.bfloat16)), residual=None, bias=None).startswith(
+        "out: shape (20, 20), must be of 3 tiles"
+    )
+    assert refused(bias=array(case.bias[:5])).startswith("bias: shape")
+    assert refused(residual=array(case.residual[:5])).startswith("residual: shape")
+    gated = Case(2, 32, 128, gated=True)
+    with pytest.raises(LaunchError, match=r"^residual: given, but gated"):
+        W4A16Linear(
+            **{**vars(gated.arguments()[0]), "residual": array(torch.zeros(2, 16, dtype=torch.bfloat16))}
+        )
+    for sizes, name in (
+        ((16, 96, 64), "inputs: 96"),
+        ((16, 64, 32), "group: 32"),
+        ((0, 64, 64), "outputs: 0"),
+    ):
+        with pytest.raises(LaunchError, match=f"^{name}"):
+            layout.check_sizes(*sizes)
+    with pytest.raises(LaunchError, match=r"^outputs: 24, must be a multiple of 16"):
+        layout.check_sizes(24, 64, 64, gated=True)
+    large = Case(20, 48, 4096, extras=False)
+    with pytest.raises(LaunchError, match=r"^workspace: missing, this product needs"):
+        W4A16Linear(**{**vars(large.arguments()[0]), "workspace": None}).plan(132)
+
+
+@given(
+    rows=st.integers(1, 64), outputs=st.integers(1, 40000), steps=st.integers(1, 300),
+    multiprocessors=st.sampled_from([14, 16, 82, 132, 170]),
+)  # fmt: skip
+def test_a_plan_leaves_no_multiprocessor_idle_that_it_could_use(rows, outputs, steps, multiprocessors):
+    plan = LinearPlan.of(rows=rows, outputs=outputs, inputs=64 * steps, multiprocessors=multiprocessors)
+    assert 1 <= plan.splits <= 8
+    if rows <= FEW_ROWS:
+        assert plan == LinearPlan(1, 0)
+    else:
+        blocks = -(-layout.tiles_of(outputs) // BLOCK_TILES) * plan.splits
+        assert blocks <= max(multiprocessors, blocks // plan.splits)
+        assert plan.splits == 1 or steps // plan.splits >= 16
+    assert (plan.splits == 1) == (plan.workspace_bytes == 0)
+
+
+# ---------------------------------------------------------------- the kernels on the CPU
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory) -> Kernels:
+    sources = [PLUGINS / "w4a16_linear" / name for name in ("few.cu", "many.cu")]
+    return Kernels(sources, tmp_path_factory.mktemp("on_the_cpu"))
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize(
+    ("sizes", "options", "splits"),
+    [
+        ((1, 48, 576), {}, 1),  # a warp takes one step or two
+        ((8, 16, 64), {"group": 64, "dtype": "float16"}, 1),  # most warps take none
+        ((13, 32, 1024), {"group": 128, "gated": True}, 1),
+        ((17, 144, 576), {"extras": False}, 1),  # an odd number of steps, tiles behind the first block
+        ((40, 48, 640), {"group": 128, "gated": True, "dtype": "float16"}, 2),
+    ],
+)
+def test_the_kernels_text_computes_the_product(kernels, sizes, options, splits, lazy):
+    case, rows = Case(*sizes, **options), sizes[0]
+    args, out = case.arguments()
+    values = _pack(args, LinearPlan(splits, 0))
+    name = "w4a16_gated" if args.gated else "w4a16"
+    suffix = "f16" if case.dtype == "float16" else "bf16"
+    tiles = case.tiles.shape[0]
+    if rows <= FEW_ROWS:
+        width = 8 if rows <= 8 else 16
+        kernels.run(f"{name}_few_{suffix}_n{width}", _FORMAT, values, (min(2, tiles), 1), lazy=lazy)
+    else:
+        width, grid = 32 if rows <= 32 else 64, (-(-tiles // BLOCK_TILES), splits)
+        kernels.run(f"{name}_many_{suffix}_n{width}", _FORMAT, values, grid, lazy=lazy)
+        if splits > 1:
+            kernels.run(f"{name}_reduce_{suffix}", _FORMAT, values, (1, rows), lazy=lazy)
+    assert error(out, case.expected()) < TOLERANCE
+
+
+# ---------------------------------------------------------------- the kernels on a GPU
+
+
+def run(case):
+    rig = gpu()
+    multiply = W4A16Multiplier(
+        rig.kernels.operator("w4a16_linear"),
+        multiprocessors=rig.kernels.multiprocessors,
+        shared_bytes=rig.kernels.shared_bytes,
+        dtype=case.dtype,
+    )
+    args, out = case.arguments()
+    multiply(args, rig.stream)
+    rig.stream.synchronize()
+    return out
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("group", "gated"), [(64, False), (128, False), (128, True)])
+def test_every_number_of_rows_equals_the_reference(dtype, group, gated):
+    for rows in range(1, 65):
+        case = Case(
+            rows,
+            16 * (rows % 13 + 1),
+            128 * (rows % 9 + 1),
+            group=group,
+            dtype=dtype,
+            gated=gated,
+            device="cuda",
+        )
+        assert error(run(case), case.expected()) < TOLERANCE, rows
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 7, 16, 17, 32, 64])
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "gated"),
+    [
+        (4608, 4096, False),
+        (4096, 4096, False),
+        (32768, 4096, True),
+        (4096, 16384, False),
+        (73448, 1024, False),
+    ],
+)
+def test_the_layers_of_an_8b_model_equal_the_reference(rows, outputs, inputs, gated):
+    case = Case(rows, outputs, inputs, group=128, gated=gated, device="cuda")
+    assert error(run(case), case.expected()) < TOLERANCE
+
+
+@pytest.mark.gpu
+def test_odd_sizes_equal_the_reference():
+    rng = random.Random(0)
+    for _ in range(60):
+        case = Case(
+            rng.randint(1, 64),
+            rng.randint(1, 700),
+            64 * rng.randint(1, 40),
+            extras=rng.random() < 0.5,
+            device="cuda",
+        )
+        assert error(run(case), case.expected()) < TOLERANCE, (case.x.shape, case.tiles.shape)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 16, 40])
+def test_the_same_input_gives_the_same_bits_and_the_residual_may_be_the_output(rows):
+    case = Case(rows, 4096, 4096, group=128, device="cuda")
+    first = run(case)
+    assert torch.equal(first, run(case))
+    rig = gpu()
+    args, _ = case.arguments()
+    stream = case.residual.clone()
+    in_place = W4A16Linear(**{**vars(args), "residual": array(stream), "out": array(stream)})
+    W4A16Multiplier(
+        rig.kernels.operator("w4a16_linear"),
+        multiprocessors=rig.kernels.multiprocessors,
+        shared_bytes=rig.kernels.shared_bytes,
+        dtype=case.dtype,
+    )(in_place, rig.stream)
+    rig.stream.synchronize()
+    assert torch.equal(stream, first)
