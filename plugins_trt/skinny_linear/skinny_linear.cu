@@ -1,7 +1,7 @@
 // out = scale * (x W^T + bias) for up to 16 rows of x: the weights stream once through shared memory to mma.sync.
 //
-// A thread block takes 16 outputs at a time; each of its warps takes every eighth step of 32 inputs, so that together
-// they read on along a row, and the warps' sums are added at the end of the tile in a fixed order. Every thread copies just the 16-byte pieces of the weights that it will
+// A thread block takes 16 outputs at a time; each of its warps takes an eighth of the inputs, and the warps' sums are
+// added at the end of the tile in a fixed order. Every thread copies just the 16-byte pieces of the weights that it will
 // multiply itself, so its ring needs no barrier: the copies run on across tiles, which keeps the memory busy. The order
 // of the inputs inside a step of 32 is permuted, for weights and x alike, so that a thread's share of an mma is one
 // piece. Weights do not depend on the launch before: their copies begin before its end.
@@ -37,10 +37,10 @@ struct Source {
     int step;  // of the warp's
 
     template <bool kGated>
-    __device__ __forceinline__ void seek(const Linear& args) {
+    __device__ __forceinline__ void seek(const Linear& args, int begin) {
         int row = (int)(threadIdx.x & 31) >> 2;
         int last = args.outputs - 1;  // behind it the last one is read again, and not stored
-        int offset = (int)(threadIdx.x / 32) * kStep + (threadIdx.x & 3) * 8;
+        int offset = begin * kStep + (threadIdx.x & 3) * 8;
         int one = kGated ? min_int(tile * (kTile / 2) + row, last) : min_int(tile * kTile + row, last);
         int other = kGated ? args.outputs + one : min_int(tile * kTile + row + 8, last);
         first = args.weight + (i64)one * args.inputs + offset;
@@ -55,26 +55,26 @@ __device__ __forceinline__ void skinny_linear(const Linear& args) {
     int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     int row = lane >> 2, part = lane & 3;
     int steps = args.inputs / kStep;
-    int count = (steps - warp + kWarps - 1) / kWarps;  // at least none: warp is at most 7
+    int begin = steps * warp / kWarps, count = steps * (warp + 1) / kWarps - begin;
     int tiles = ceil_div(args.outputs, kGated ? kTile / 2 : kTile);
 
     u32 pieces = shared_address(ring) + threadIdx.x * 16;
     Source next;
     next.tile = (int)blockIdx.x;
     next.step = 0;
-    next.seek<kGated>(args);
+    next.seek<kGated>(args, begin);
     u32 filled = 0, used = 0;
     auto fill = [&]() {
         if (next.tile < tiles && count > 0) {
             u32 place = pieces + (u32)(filled % kStages) * (2 * kThreads * 16);
             copy_async(place, next.first);
             copy_async(place + kThreads * 16, next.second);
-            next.first += kWarps * kStep;
-            next.second += kWarps * kStep;
+            next.first += kStep;
+            next.second += kStep;
             if (++next.step == count) {
                 next.step = 0;
                 next.tile += (int)gridDim.x;
-                next.seek<kGated>(args);
+                next.seek<kGated>(args, begin);
             }
         }
         ++filled;
@@ -85,7 +85,7 @@ __device__ __forceinline__ void skinny_linear(const Linear& args) {
     wait_for_dependencies();
 
     // x comes from L2 when the launch after this one has taken the rest of L1: it is asked for some steps ahead.
-    const u16* x = args.x + (i64)row * args.x_stride + warp * kStep + part * 8;
+    const u16* x = args.x + (i64)row * args.x_stride + (i64)begin * kStep + part * 8;
     uint4 ahead[kAhead][kTiles];
     int asked = 0;
     auto ask = [&](uint4(&b)[kTiles]) {
@@ -93,7 +93,7 @@ __device__ __forceinline__ void skinny_linear(const Linear& args) {
         for (int n = 0; n < kTiles; ++n) {
             b[n] = {0, 0, 0, 0};
             if (8 * n + row < args.rows) {
-                b[n] = *reinterpret_cast<const uint4*>(x + (i64)(8 * n) * args.x_stride + asked * (kWarps * kStep));
+                b[n] = *reinterpret_cast<const uint4*>(x + (i64)(8 * n) * args.x_stride + asked * kStep);
             }
         }
         asked = asked + 1 < count ? asked + 1 : 0;
