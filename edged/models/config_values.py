@@ -116,15 +116,16 @@ class ConfigValues:
                 f"{self._path}{key} {found}; it must list {length} numbers, one for each pair of a head's elements",
                 field=self._path + key,
             )
-        for item in value:
-            if (
-                isinstance(item, bool)
-                or not isinstance(item, (int, float))
-                or not math.isfinite(item)
-                or item <= 0
-            ):
-                raise self.refusal(key, f"must hold finite numbers above 0, found {str(item)[:40]}")
-        return tuple(float(item) for item in value)
+        return tuple(self._positive(key, item) for item in value)
+
+    def _positive(self, key: str, item: object) -> float:
+        """One number of a list."""
+        try:
+            if isinstance(item, (int, float)) and not isinstance(item, bool) and 0 < float(item) < math.inf:
+                return float(item)
+        except OverflowError:  # a whole number that no float holds
+            pass
+        raise self.refusal(key, f"must hold finite numbers above 0, found {str(item)[:40]}")
 
     def part(self, key: str) -> ConfigValues:
         """A mapping inside this one.

@@ -214,13 +214,21 @@ def _value(choices: Choices, depth: int) -> Any:
         return struct.unpack("<d", choices.take(8))[0]
     if kind == 2:
         return int.from_bytes(choices.take(3), "little", signed=True)
+    if kind == 4:
+        item = _VALUES[choices.below(len(_VALUES))]
+        return [item] * (1, 2, 8, 32)[choices.below(4)]
     if kind == 3:
         return [struct.unpack("<f", choices.take(4))[0] for _ in range(choices.below(9))]
     return _VALUES[choices.below(len(_VALUES))]
 
 
-def read_config(content: bytes) -> None:
-    """A configuration is refused, or its weights and its rotary table can be made."""
+def _config(content: bytes) -> dict[str, Any]:
+    """A configuration: what a JSON object changes in a small Llama, or what other bytes decide."""
+    if content[:1] == b"{":
+        try:
+            return {**LLAMA, **json.loads(content)}
+        except (ValueError, RecursionError):
+            return {}
     choices = Choices(content)
     config: dict[str, Any] = dict(LLAMA)
     if choices.below(2):
@@ -229,6 +237,12 @@ def read_config(content: bytes) -> None:
         config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
     while not choices.is_empty:
         config[_TOP[choices.below(len(_TOP))]] = _value(choices, 2)
+    return config
+
+
+def read_config(content: bytes) -> None:
+    """A configuration is refused, or its weights and its rotary table can be made."""
+    config = _config(content)
     try:
         architecture = Architecture.from_config(config)
         specs = weight_specs(architecture) if architecture.layers < 64 else ()
@@ -328,7 +342,13 @@ def seeds(target: str) -> list[bytes]:
     if target == "gguf":
         return [_gguf_seed()]
     if target == "config":
-        return [bytes([0, 1]), bytes([1, 1, 18, 0, 1, 5, 0, 4, 33]), bytes([0, 0, 20, 0, 0, 3, 3, 4, 7])]
+        yarn = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "rope_theta": 1e6}
+        return [
+            json.dumps(yarn).encode(),
+            bytes([0, 1]),
+            bytes([1, 1, 18, 0, 1, 5, 0, 4, 33]),
+            bytes([0, 0, 20, 0, 0, 3, 3, 4, 7]),
+        ]
     if target == "packed":
         return [bytes([layout, 1, 1, 1]) + bytes(range(64)) for layout in range(3)]
     return [

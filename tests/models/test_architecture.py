@@ -216,6 +216,20 @@ def test_a_family_needs_what_its_own_defaults_would_hide(model_type, key):
             },
             "rope_scaling.long_factor",
         ),
+        *(
+            (
+                {
+                    "rope_scaling": {
+                        "rope_type": "longrope",
+                        "original_max_position_embeddings": 64,
+                        "short_factor": [1.0] * 31 + [bad],
+                        "long_factor": [1.0] * 32,
+                    }
+                },
+                "rope_scaling.short_factor",
+            )
+            for bad in (10**400, float("nan"), float("inf"), -1.0, "1", True, None, [])
+        ),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": -1}}, "rope_parameters.rope_theta"),
     ],
 )
