@@ -16,8 +16,11 @@ MAX_COUNT = 100_000
 """The largest number that a template may pass where the result grows with it (a width, a count of columns)."""
 _MAX_CONTAINER = 10_000_000
 _STEPS_BETWEEN_CLOCKS = 256
-# What a template keeps is bounded by what it makes: at the default limits 320 million characters or ten million items.
+# What a template keeps is bounded by what it makes: at the default limits 64 MB of text or two million items, and
+# as much again as 32 times its input.
 _CHARACTERS_OF_A_STEP = 32
+_WIDTH = 4
+"""Bytes that a character outside of ASCII may take."""
 
 
 class BudgetError(Exception):
@@ -30,13 +33,13 @@ class RenderLimits:
 
     Attributes:
         seconds: Processor time of the rendering thread, so that a busy machine does not shorten it.
-        steps: Values looked at or made; a text counts one for 32 characters, an iteration of a loop or a call of a
-            macro five.
+        steps: Values looked at or made, on top of one for each character of the input; a text counts one for 32
+            characters (for 8 that are not ASCII), an iteration of a loop or a call of a macro ten.
         characters: Of the result, and of every text on the way, on top of four times the input's.
     """
 
-    seconds: float = 5.0
-    steps: int = 10_000_000
+    seconds: float = 2.0
+    steps: int = 2_000_000
     characters: int = 8 << 20
 
 
@@ -46,8 +49,8 @@ class Budget:
     def __init__(self, limits: RenderLimits, input_characters: int = 0) -> None:
         self._limits = limits
         self.characters = limits.characters + 4 * input_characters
-        self._steps = limits.steps
-        self._next_clock = limits.steps - _STEPS_BETWEEN_CLOCKS
+        self._steps = self._allowed = limits.steps + input_characters
+        self._next_clock = self._steps - _STEPS_BETWEEN_CLOCKS
         self._end = time.thread_time() + limits.seconds
         self._token: Token[Budget] | None = None
 
@@ -67,20 +70,20 @@ class Budget:
         """
         self._steps -= steps
         if self._steps < 0:
-            raise BudgetError(f"it did not end within {self._limits.steps} steps")
+            raise BudgetError(f"it did not end within {self._allowed} steps")
         if self._steps < self._next_clock:
             self._next_clock = self._steps - _STEPS_BETWEEN_CLOCKS
             if time.thread_time() > self._end:
                 raise BudgetError(f"it did not end within {self._limits.seconds:g} s")
 
-    def check_characters(self, count: int) -> None:
+    def check_characters(self, count: int, *, ascii_only: bool = True) -> None:
         """Allow a text of that many characters to be made; many texts together cost steps.
 
         Raises:
             BudgetError: It is too long, or too many were made.
         """
         self.check_length_of_text(count)
-        self.spend(count // _CHARACTERS_OF_A_STEP)
+        self.spend((count if ascii_only else _WIDTH * count) // _CHARACTERS_OF_A_STEP)
 
     def check_length_of_text(self, count: int) -> None:
         """Allow a text to be that long.
@@ -157,7 +160,7 @@ def count_result(value: T) -> T:
         BudgetError: It is too long, or too much was made.
     """
     if isinstance(value, str):
-        current().check_characters(len(value))
+        current().check_characters(len(value), ascii_only=value.isascii())
     elif isinstance(value, (list, tuple, dict, bytes)):
         check_length(len(value))
     return value

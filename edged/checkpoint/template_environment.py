@@ -59,7 +59,7 @@ _METHODS: dict[type, frozenset[str]] = {
     float: frozenset(["is_integer"]),
 }
 _MAX_TIME_FORMAT = 1000
-_STEPS_OF_A_TICK = 5
+_STEPS_OF_A_TICK = 10
 
 
 class RefusedError(TemplateError):
@@ -201,7 +201,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def concat(self, parts: Iterable[str]) -> str:
         """Return all texts in one: the body of a macro or of a ``set`` block."""
         texts = list(parts)
-        current().check_characters(sum(map(len, texts)))
+        current().check_characters(sum(map(len, texts)), ascii_only=all(map(str.isascii, texts)))
         return "".join(texts)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -261,7 +261,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 def _check_sum(left: object, right: object) -> None:
     if isinstance(left, str) and isinstance(right, str):
-        current().check_characters(len(left) + len(right))
+        current().check_characters(len(left) + len(right), ascii_only=left.isascii() and right.isascii())
     elif isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
         check_length(len(left) + len(right))
 
@@ -270,7 +270,7 @@ def _check_product(left: object, right: object) -> None:
     for sequence, count in ((left, right), (right, left)):
         if isinstance(count, int):
             if isinstance(sequence, (str, bytes)):
-                current().check_characters(len(sequence) * max(count, 0))
+                current().check_characters(len(sequence) * max(count, 0), ascii_only=sequence.isascii())
             elif isinstance(sequence, (list, tuple)):
                 check_length(len(sequence) * max(count, 0))
     if (
@@ -332,5 +332,5 @@ def _tojson(
     text = json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
-    current().check_characters(len(text))
+    current().check_characters(len(text), ascii_only=text.isascii())
     return text

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -310,7 +313,7 @@ def test_hostile_templates_are_stopped(name: str) -> None:
 
 
 def test_the_limits_are_for_one_rendering_each() -> None:
-    limits = RenderLimits(steps=30_000)
+    limits = RenderLimits(steps=60_000)
     loaded = ChatTemplate({"default": "{% for a in range(5000) %}{% endfor %}x"}, limits=limits)
     for _ in range(5):
         assert loaded.render([{"role": "user", "content": "hello"}]) == "x"
@@ -321,6 +324,58 @@ def test_processor_time_is_limited() -> None:
     loaded = ChatTemplate({"default": HOSTILE["loops"]}, limits=limits)
     with pytest.raises(FailedPreconditionError, match=r"0\.05 s"):
         loaded.render([{"role": "user", "content": "hello"}])
+
+
+MEASURE = """
+import json, os, resource, sys
+from edged.checkpoint.chat_template import ChatTemplate
+from edged.errors import EdgedError
+for name, source in json.load(sys.stdin).items():
+    if not os.fork():
+        for text in ("hello", chr(0x1F642) * 20):
+            try:
+                ChatTemplate({"default": source}).render([{"role": "user", "content": text}])
+            except EdgedError:
+                pass
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        print(json.dumps([name, usage.ru_maxrss >> 10, usage.ru_utime]), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_hostile_templates_cost_little_time_and_memory() -> None:
+    """With the default limits, each in a process of its own."""
+    greedy = {
+        name: text
+        for name, text in HOSTILE.items()
+        if name.startswith(("keeping", "doubling", "repeat", "laughs"))
+    }
+    sources = {**greedy, **{f"{name} wide": text.replace("'a'", "'🙂'") for name, text in greedy.items()}}
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE], input=json.dumps(sources).encode(), capture_output=True, check=True
+    )
+    measured = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(measured) == len(sources)
+    for name, peak, seconds in measured:
+        assert peak < 200, name  # MiB; the interpreter and its libraries take 40
+        assert seconds < 2 * 2.5, name  # processor time of two renderings
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{a}}" * 40_000,
+        "{{ a" + "~a" * 90_000 + " }}",
+        "{% if a %}x{% endif %}" * 9_000,
+        "{{ [" + "1," * 90_000 + "] }}",
+    ],
+)
+def test_templates_that_would_take_long_to_compile_are_refused(text: str) -> None:
+    begun = time.process_time()
+    with pytest.raises(CheckpointError, match="cannot be compiled: it has more than 20000 nodes"):
+        ChatTemplate({"default": text})
+    assert time.process_time() - begun < 10
 
 
 def test_a_long_chat_fits_the_default_limits() -> None:
