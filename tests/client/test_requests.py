@@ -143,3 +143,59 @@ def test_what_no_chat_can_hold(prompt, options, field):
     with pytest.raises(InvalidArgumentError) as caught:
         generate_request(prompt, options)
     assert caught.value.field == field
+
+
+def test_every_sampling_parameter_arrives():
+    numbers = {
+        "min_p": 0.125,
+        "typical_p": 0.5,
+        "repetition_penalty": 1.25,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 0.25,
+        "penalty_window": 9,
+        "top_logprobs": 3,
+        "n": 2,
+    }
+    sampling = generate_request(
+        "Hi",
+        {
+            **numbers,
+            "logprobs": True,
+            "logit_bias": {5: -1.5},
+            "bad_words": ["a"],
+            "bad_token_ids": [[1, 2], [3]],
+            "min_tokens": 4,
+        },
+    )
+    assert {name: getattr(sampling.sampling, name) for name in numbers} == numbers
+    assert sampling.sampling.logprobs
+    assert dict(sampling.sampling.logit_bias) == {5: -1.5}
+    assert list(sampling.sampling.bad_words) == ["a"]
+    assert [list(each.ids) for each in sampling.sampling.bad_token_ids] == [[1, 2], [3]]
+    assert sampling.stops.min_tokens == 4
+
+
+def test_a_bias_that_cannot_be_sent_is_refused():
+    for bias in ({"five": 1.0}, {-1: 1.0}, {5: "much"}, [5]):
+        with pytest.raises(InvalidArgumentError, match="logit_bias"):
+            generate_request("Hi", {"logit_bias": bias})
+
+
+def test_one_form_of_an_answer():
+    assert generate_request("Hi", {"json_schema": {"type": "null"}}).json_schema == '{"type": "null"}'
+    assert generate_request("Hi", {"json_schema": False}).json_schema == "false"
+    assert generate_request("Hi", {"json_schema": '{"é": 1}'}).json_schema == '{"é": 1}'
+    assert list(generate_request("Hi", {"choice": ["a", "b"]}).choice.texts) == ["a", "b"]
+    assert generate_request("Hi", {"choice": []}).WhichOneof("constraint") == "choice"
+    with pytest.raises(InvalidArgumentError, match="regex and choice are both given"):
+        generate_request("Hi", {"regex": "a", "choice": ["b"]})
+    with pytest.raises(InvalidArgumentError, match="no JSON"):
+        generate_request("Hi", {"json_schema": {"minimum": float("nan")}})
+
+
+def test_the_choice_of_tools():
+    chat = [{"role": "user", "content": "Hi"}]
+    assert generate_request(chat, {"tool_choice": "required"}).tool_choice == 3
+    assert generate_request(chat, {"tool": "go", "raw": True}).tool == "go"
+    with pytest.raises(InvalidArgumentError, match="auto, none, required"):
+        generate_request(chat, {"tool_choice": "always"})

@@ -138,3 +138,37 @@ def test_with_the_real_tokenizer_nothing_leaks_is_lost_or_cut(demo, text, stops,
         assert whole.startswith(got), "the rest is held back, for no token has ended the answer"
     shown = "".join(pieces)
     assert not any(stop in shown for stop in stops)
+
+
+def test_min_tokens_holds_stop_strings_off():
+    pieces, finish, _ = run(b"a--b--c", strings=("--",), min_tokens=3)
+    assert "".join(pieces) == "a--b"
+    assert (finish.reason, finish.matched_stop) == ("stop_string", "--")
+
+
+@given(st.binary(min_size=1, max_size=30), st.integers(0, 30))
+def test_min_tokens_looks_for_stop_strings_in_the_text_after_them(data, least):
+    data = bytes(byte % 4 + 97 for byte in data)
+    pieces, finish, answer = run(data, strings=("ab", "cc"), min_tokens=least)
+    text = "".join(pieces) + ("" if finish is None else finish.text)
+    rest = data[least:].decode()
+    places = {stop: rest.find(stop) for stop in ("ab", "cc")}
+    ends = [place + 2 for place in places.values() if place >= 0]
+    if ends:
+        assert finish.reason == "stop_string"
+        assert answer.generated == least + min(ends)
+        assert text == data[: least + min(ends) - 2].decode()
+    else:
+        assert finish is None
+        # Its end may be the beginning of a stop string, which is held back.
+        assert data.decode().startswith(text)
+        assert len(text) >= len(data) - 1
+
+
+def test_an_answer_that_has_its_form_ends_with_what_was_held_back():
+    pieces, finish, answer = run(b"abST", strings=("STOP",))
+    assert finish is None
+    answer.complete()
+    assert (answer.finish.reason, answer.finish.text) == ("constraint", "ST")
+    answer.complete()
+    assert "".join(pieces) == "ab"

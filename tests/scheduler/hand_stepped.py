@@ -85,9 +85,8 @@ class HandStepped:
             self.now += seconds
         scheduler.stepped(seconds)
         for request, token in zip(scheduler.drawing, drawn.tolist(), strict=True):
-            request.accept(token)
-            self.tokens.setdefault(request.request_id, []).append(token)
-            request.answer.accept(token)
+            taken, _ = request.take(token)
+            self.tokens.setdefault(request.request_id, []).extend(taken)
             if request.answer.finish is not None:
                 scheduler.finish(request, self.now)
                 ended.append(request)

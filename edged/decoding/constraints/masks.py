@@ -111,21 +111,12 @@ class AnswerGrammar:
         self._threads = threads
         self._compiled = compiled
         self._vocabulary = vocabulary
-        self._mask: Future[bytes] = threads.submit(self._first_mask)
+        self._mask: Future[bytes] = threads.submit(self._compute)
 
     def allowed(self) -> BoolArray:
         """Whether each token id may come next, bool ``[V]``. Waits for the mask if it is not there yet."""
-        try:
-            bits = self._mask.result()
-        except (ValueError, RuntimeError, MemoryError) as error:
-            self.error = f"the constraint failed: {error}"
-            return np.zeros(self._vocabulary, np.bool_)
-        matcher = self._compiled.result()
-        if matcher.is_error():
-            self.error = (
-                "the constraint became too complex for its limits "
-                f"({' '.join(matcher.get_error().partition('<')[0].split())[:200]}); simplify it"
-            )
+        bits = self._mask.result()
+        if not bits:
             return np.zeros(self._vocabulary, np.bool_)
         mask: BoolArray = np.unpackbits(
             np.frombuffer(bits, np.uint8), bitorder="little", count=self._vocabulary
@@ -142,24 +133,46 @@ class AnswerGrammar:
         Returns:
             The tokens that must follow, which are accepted with it; none where ``forced`` is false.
         """
-        matcher = self._compiled.result()
         self._mask.result()  # two threads may not use the matcher at once
+        following: list[int] = []
+        try:
+            following = self._accept(self._compiled.result(), token_id, forced=forced)
+        except BaseException as error:  # noqa: BLE001 - as in _compute
+            self._note_fault(error)
+        if not self.complete:
+            self._mask = self._threads.submit(self._compute)
+        return following
+
+    def _accept(self, matcher: llguidance.LLMatcher, token_id: int, *, forced: bool) -> list[int]:
         if not matcher.consume_token(token_id):
-            self._mask = self._threads.submit(matcher.compute_bitmask)
             return []
         following: list[int] = []
         if forced and not matcher.is_stopped():
             following = matcher.compute_ff_tokens()[:_MOST_FORCED]
             if following and not matcher.consume_tokens(following):
-                following = []
-        if matcher.is_stopped() and not matcher.is_error():
-            self.complete = True
-        else:
-            self._mask = self._threads.submit(matcher.compute_bitmask)
+                return []
+        self.complete = matcher.is_stopped() and not matcher.is_error()
         return following
 
-    def _first_mask(self) -> bytes:
-        return self._compiled.result().compute_bitmask()
+    def _compute(self) -> bytes:
+        """The mask for the next token, a bit each; empty where none is allowed because of a fault."""
+        try:
+            matcher = self._compiled.result()
+            bits = b"" if matcher.is_error() else matcher.compute_bitmask()
+            if not matcher.is_error():
+                return bits
+            reason = " ".join(matcher.get_error().partition("<")[0].split())[:200]
+            self.error = (
+                self.error or f"the constraint became too complex for its limits ({reason}); simplify it"
+            )
+        except BaseException as error:  # noqa: BLE001 - the library's Rust panics are no Exceptions
+            self._note_fault(error)
+        return b""
+
+    def _note_fault(self, error: BaseException) -> None:
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise error
+        self.error = self.error or f"the constraint failed: {error}"
 
 
 def _make_tokenizer(
