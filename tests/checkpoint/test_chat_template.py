@@ -358,7 +358,7 @@ def test_hostile_templates_cost_little_time_and_memory() -> None:
         assert seconds < 2 * 2.5, name  # processor time of two renderings
 
 
-@pytest.mark.parametrize("text", ["{{a}}" * 11_000, "{{ [" + "1," * 21_000 + "] }}"], ids=["many", "long"])
+@pytest.mark.parametrize("text", ["{{a}}" * 21_000, "{{ [" + "1," * 21_000 + "] }}"], ids=["many", "long"])
 def test_templates_that_would_take_long_to_compile_are_refused(text: str) -> None:
     begun = time.process_time()
     with pytest.raises(CheckpointError, match="cannot be compiled: it has more than 20000 nodes"):
