@@ -96,38 +96,31 @@ def _models_table(status: control_pb2.GetStatusResponse) -> Table:
 
 def _speeds_table(models: list[control_pb2.ModelStatus]) -> Table:
     """What requests see (TTFT: time to first token; ITL: time between two tokens) and what the cache saves."""
-    table = _table(
-        ("speed",),
-        (
-            "prompt tok/s",
-            "answer tok/s",
-            "TTFT p50/p90/p99",
-            "ITL p50/p90/p99",
-            "queue p50/p90/p99",
-            "cached tok",
-            "pages cached",
-            "pinned",
-            "sessions",
-            "suspended",
-        ),
-    )
-    for model in models:
-        seen = model.prompt_tokens + model.cached_tokens
-        hits = f"{model.cached_tokens} ({model.cached_tokens / seen:.0%})" if seen else "0"
-        table.add_row(
-            model.name,
-            f"{model.prompt_tokens_per_second:.1f}",
-            f"{model.generated_tokens_per_second:.1f}",
-            _times(model.time_to_first_token),
-            _times(model.inter_token_latency),
-            _times(model.queue_time),
-            hits,
-            str(model.pages_cached),
-            str(model.pages_pinned),
-            str(model.sessions),
-            f"{model.suspended} ({model.suspensions} so far)" if model.host_pages else "off",
-        )
+    table = _table(("",), tuple(model.name for model in models))
+    for name, show_one in (
+        ("prompt tok/s", lambda model: f"{model.prompt_tokens_per_second:.1f}"),
+        ("answer tok/s", lambda model: f"{model.generated_tokens_per_second:.1f}"),
+        ("TTFT p50/p90/p99", lambda model: _times(model.time_to_first_token)),
+        ("ITL p50/p90/p99", lambda model: _times(model.inter_token_latency)),
+        ("queue p50/p90/p99", lambda model: _times(model.queue_time)),
+        ("cached prompt tok", _cache_hits),
+        ("pages cached", lambda model: str(model.pages_cached)),
+        ("sessions", lambda model: f"{model.sessions} with {model.pages_pinned} pages"),
+        ("suspended", _suspended),
+    ):
+        table.add_row(name, *(show_one(model) for model in models))
     return table
+
+
+def _cache_hits(model: control_pb2.ModelStatus) -> str:
+    seen = model.prompt_tokens + model.cached_tokens
+    return f"{model.cached_tokens} ({model.cached_tokens / seen:.0%})" if seen else "0"
+
+
+def _suspended(model: control_pb2.ModelStatus) -> str:
+    if not model.host_pages:
+        return "off"
+    return f"{model.suspended} ({model.suspensions} so far)"
 
 
 def _table(left: tuple[str, ...], right: tuple[str, ...]) -> Table:
