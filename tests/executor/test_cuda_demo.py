@@ -158,3 +158,16 @@ def test_no_memory_is_taken_after_loading(tmp_path):
     torch.cuda.synchronize()
     assert (torch.cuda.memory_reserved(), torch.cuda.mem_get_info()[0]) == before
     cuda.close()
+
+
+def test_closing_gives_the_memory_back(tmp_path):
+    folder = write_model(tmp_path / "m", SMALL)
+    on_gpu(folder, attention=SPARSE).close()  # what a process holds once anyway
+    torch.cuda.synchronize()
+    free = torch.cuda.mem_get_info()[0]
+    for _ in range(3):
+        cuda = on_gpu(folder, context_length=32768, attention=SPARSE)
+        assert torch.cuda.mem_get_info()[0] < free - (100 << 20)
+        cuda.close()
+        torch.cuda.synchronize()
+        assert torch.cuda.mem_get_info()[0] > free - (48 << 20)
