@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from edged.checkpoint.safetensors_files import WeightFiles
 from edged.checkpoint.tokenizer import Tokenizer
 from edged.cli.checks import FAILURE, OK, WARNING, Finding
+from edged.cli.service_checks import check_listen, check_places
 from edged.config_reader import ConfigFileError, read_config
 from edged.errors import EdgedError
 from edged.memory.available import available_memory
@@ -47,6 +48,7 @@ def check_config(path: Path) -> tuple[list[Finding], bool]:
         found = list(_check_model(model))
         sound = sound and all(finding.level != FAILURE for finding in found)
         findings += found
+    findings += [*check_listen(config.listen), *check_places(config)]
     if sound:
         findings += _check_budget(config)
     return findings, any(model.device == "cuda" for model in config.models)

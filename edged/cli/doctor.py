@@ -13,7 +13,9 @@ from rich.text import Text
 from edged.cli import checks
 from edged.cli.checks import FAILURE, NOTE, OK, WARNING, Finding
 from edged.cli.exit_codes import ExitCode
+from edged.cli.hardware_checks import check_hardware
 from edged.cli.options import AddressOption
+from edged.cli.service_checks import check_unit
 from edged.cli.terminal import show
 
 _STYLES = {OK: "green", NOTE: "cyan", WARNING: "yellow", FAILURE: "bold red"}
@@ -36,11 +38,14 @@ def command(
         bool, typer.Option("--json", help="Print one JSON object with every finding.", show_default=False)
     ] = False,
 ) -> int:
-    """Check Python, packages, torch, GPU, memory, socket, and with --config the configuration and its models.
+    """Look at everything that edged needs, and say what to do about what is wrong.
+
+    Python, packages, torch, driver, CUDA, TensorRT, board, power, memory, disk, socket and service; with --config also
+    the configuration, its models, certificates, tokens and sockets.
 
     The exit status is 1 when a check failed; warnings do not change it.
     """
-    findings = _examine(config, address)
+    findings = examine(config, address)
     failed = sum(finding.level == FAILURE for finding in findings)
     if as_json:
         content = {"ok": not failed, "findings": [asdict(finding) for finding in findings]}
@@ -50,7 +55,13 @@ def command(
     return ExitCode.NO if failed else ExitCode.DONE
 
 
-def _examine(config: Path | None, address: str | None) -> list[Finding]:
+def examine(config: Path | None, address: str | None) -> list[Finding]:
+    """Every finding.
+
+    Args:
+        config: A configuration to look at too.
+        address: Where the daemon should be; None looks at the default place.
+    """
     findings = [*checks.check_python(), *checks.check_packages()]
     wants_gpu = False
     config_findings: list[Finding] = []
@@ -60,8 +71,9 @@ def _examine(config: Path | None, address: str | None) -> list[Finding]:
 
         config_findings, wants_gpu = check_config(config.expanduser())
     findings += checks.check_torch(wants_gpu=wants_gpu)
+    findings += check_hardware(wants_gpu=wants_gpu)
     findings += [*checks.check_memory(), *checks.check_limits(), *checks.check_disk()]
-    findings += checks.check_socket(address)
+    findings += [*checks.check_socket(address), *check_unit()]
     if config is None:
         findings.append(
             Finding("configuration", NOTE, "not checked", "name one: edgectl doctor --config FILE")

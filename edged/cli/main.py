@@ -34,6 +34,7 @@ COMMANDS = {
     "sessions": "edged.cli.sessions",
     "bench": "edged.cli.bench",
     "doctor": "edged.cli.doctor",
+    "support-bundle": "edged.cli.support_bundle",
     "service": "edged.cli.service",
     "token": "edged.cli.token",
 }
