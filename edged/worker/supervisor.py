@@ -21,7 +21,7 @@ from edged.log import get_logger
 from edged.memory.residency import Residency
 from edged.worker.channel import ChannelError
 from edged.worker.engine_control import EngineControl
-from edged.worker.killed import describe_kill
+from edged.worker.engine_watch import EngineWatch
 from edged.worker.messages import (
     Answered,
     Cancel,
@@ -45,9 +45,8 @@ from edged.worker.open_requests import OpenRequests
 from edged.worker.process import ENGINE_COMMAND, EngineProcess
 from edged.worker.queries import Queries
 from edged.worker.restarts import RestartPolicy
-from edged.worker.state import State
+from edged.worker.state import State, StateKeeper
 from edged.worker.stream import RequestStream
-from edged.worker.watchdog import CHECK_SECONDS, Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -90,24 +89,22 @@ class Supervisor:
         """Why the state is FAILED."""
         self._config = config
         self._command = tuple(command)
-        self._state = State.LOADING
+        self._keeper = StateKeeper()
         self._engine: EngineProcess | None = None
         names = [model.name for model in config.models]
         self._residency = Residency(dict.fromkeys(names, 0), (), 0) if residency is None else residency
         self._states = ModelStates(config)
+        self.report_of = self._states.find
+        """What is known of a model; NotFoundError where none has that name."""
         self.control = EngineControl(self, self._residency)
         """Sessions, and which models are loaded."""
         self._requests = OpenRequests(self._cancel, config)
-        self._callbacks: list[Callable[[State], None]] = []
         self._policy = RestartPolicy()
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._load_seconds = _FIRST_LOAD_SECONDS
-        self._begun = self._expected_at = 0.0
-        self._ready_at: float | None = None
-        self._engine_error: EngineFailed | None = None
-        self._watchdog = Watchdog(config.watchdog, config.step_timeout)
-        self._hung = ""
+        self._expected_at = 0.0
+        self._watch = self._new_watch()
         self._alive_callbacks: list[Callable[[], None]] = []
         self._queries = Queries()
         self._forget_models()
@@ -115,7 +112,7 @@ class Supervisor:
     @property
     def state(self) -> State:
         """What the daemon can do for a client now."""
-        return self._state
+        return self._keeper.now
 
     @property
     def models(self) -> dict[str, ModelReport]:
@@ -139,8 +136,7 @@ class Supervisor:
 
     def subscribe(self, callback: Callable[[State], None]) -> Callable[[], None]:
         """Call ``callback`` with every new state; return what ends that."""
-        self._callbacks.append(callback)
-        return lambda: self._callbacks.remove(callback)
+        return self._keeper.subscribe(callback)
 
     def when_alive(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` at every sign of life of the engine: a step, progress of loading, an idle heartbeat."""
@@ -148,15 +144,7 @@ class Supervisor:
 
     async def wait_for(self, *states: State) -> State:
         """Wait until the state is one of ``states`` and return it."""
-        changed = asyncio.Event()
-        unsubscribe = self.subscribe(lambda _: changed.set())
-        try:
-            while self._state not in states:
-                changed.clear()
-                await changed.wait()
-            return self._state
-        finally:
-            unsubscribe()
+        return await self._keeper.wait_for(*states)
 
     async def start(self) -> None:
         """Begin to start the engine; the state says when it serves."""
@@ -167,10 +155,10 @@ class Supervisor:
 
         New requests are refused from now on. Requests that were cut off end with UNAVAILABLE.
         """
-        serving = self._state is State.SERVING
+        serving = self._keeper.now is State.SERVING
         self._stopping.set()
-        if self._state is not State.FAILED:
-            self._set_state(State.DRAINING)
+        if self._keeper.now is not State.FAILED:
+            self._keeper.set(State.DRAINING)
         if self._task is None:
             return
         if serving and self._engine is not None:
@@ -185,8 +173,8 @@ class Supervisor:
     def kill(self) -> None:
         """Kill the engine now and start no other; open requests end with UNAVAILABLE."""
         self._stopping.set()
-        if self._state is not State.FAILED:
-            self._set_state(State.DRAINING)
+        if self._keeper.now is not State.FAILED:
+            self._keeper.set(State.DRAINING)
         if self._engine is not None:
             self._engine.kill()
 
@@ -209,7 +197,7 @@ class Supervisor:
             InvalidArgumentError: The request id is in use, or the message is too large for the channel.
         """
         engine = self._engine
-        if self._state is not State.SERVING or engine is None:
+        if self._keeper.now is not State.SERVING or engine is None:
             raise self._unavailable()
         report = self._states.find_ready(message.model)
         self._requests.check_room(message.model, client, report)
@@ -238,18 +226,10 @@ class Supervisor:
             NotFoundError: No model has that name.
         """
         engine = self._engine
-        if self._state is not State.SERVING or engine is None:
+        if self._keeper.now is not State.SERVING or engine is None:
             raise self._unavailable()
         self.report_of(model)
         return await self._queries.ask(engine.send, message_of)
-
-    def report_of(self, model: str) -> ModelReport:
-        """What is known of a model.
-
-        Raises:
-            NotFoundError: No model has that name.
-        """
-        return self._states.find(model)
 
     def busy_models(self) -> set[str]:
         """Models with open requests."""
@@ -260,7 +240,7 @@ class Supervisor:
         if state != "loading":
             self.loading.pop(model, None)
         self._states.mark(model, state)
-        self._tell_state()
+        self._keeper.tell()
 
     def _cancel(self, stream: RequestStream, reason: str) -> None:
         if self._engine is not None:
@@ -268,14 +248,14 @@ class Supervisor:
 
     def _unavailable(self) -> UnavailableError:
         """Why a request is not taken, and when it would be."""
-        if self._state is State.FAILED:
+        if self._keeper.now is State.FAILED:
             return UnavailableError(f"the engine cannot be started: {self.last_error}")
-        if self._state is State.DRAINING:
+        if self._keeper.now is State.DRAINING:
             return UnavailableError(
                 "the daemon stops and takes no new requests", retry_seconds=self._load_seconds
             )
         wait = max(0.5, self._expected_at - time.monotonic())
-        what = "loads its models" if self._state is State.LOADING else "starts again"
+        what = "loads its models" if self._keeper.now is State.LOADING else "starts again"
         return UnavailableError(f"the engine {what}: try again in {wait:.1f} s", retry_seconds=wait)
 
     # The engine's life
@@ -289,10 +269,10 @@ class Supervisor:
                     return
                 delay = self._next_delay()
                 if delay is None:
-                    self._set_state(State.FAILED)
+                    self._keeper.set(State.FAILED)
                     return
                 self._expected_at = time.monotonic() + delay + self._load_seconds
-                self._set_state(State.RESTARTING)
+                self._keeper.set(State.RESTARTING)
                 _log.warning("the engine starts again", why=self.last_error, delay_seconds=delay)
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), delay)
@@ -305,38 +285,29 @@ class Supervisor:
             self.last_error = str(error)
             self.kill()
             self._lose_requests(self.last_error)
-            self._set_state(State.FAILED)
+            self._keeper.set(State.FAILED)
 
     def _next_delay(self) -> float | None:
         """Seconds until the next engine, or None, with ``failure`` set, when there is to be none."""
-        error = self._engine_error
+        error = self._watch.error
         if self.failure is not None:
             _log.error("the engine is not started again", why=self.last_error)
             return None
-        if error is not None and self._is_fatal():
+        if error is not None and error.fatal:
             self.failure = from_code(error.code, error.message)
             _log.error("the engine cannot be started", why=error.message)
             return None
-        served = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
-        delay = self._policy.next_delay(served)
+        delay = self._policy.next_delay(self._watch.served_seconds)
         if delay is None:
             self.last_error = f"{self._policy.describe()}, last: {self.last_error}"
             self.failure = UnavailableError(self.last_error)
             _log.error("the engine is not started again", why=self.last_error)
         return delay
 
-    def _is_fatal(self) -> bool:
-        """Whether the engine has said that a new one would end the same way."""
-        return self._engine_error is not None and self._engine_error.fatal
-
     async def _run_engine(self) -> None:
         """Start one engine and see it to its end."""
-        self._ready_at = None
-        self._engine_error = None
-        self._watchdog = Watchdog(self._config.watchdog, self._config.step_timeout)
-        self._hung = ""
-        self._begun = time.monotonic()
-        self._expected_at = self._begun + self._load_seconds
+        watch = self._watch = self._new_watch()
+        self._expected_at = watch.begun + self._load_seconds
         try:
             engine = await EngineProcess.start(
                 self._config, self._receive, self._command, load=self._residency.loaded
@@ -348,57 +319,32 @@ class Supervisor:
         if self._stopping.is_set():
             engine.kill()
         _log.info("engine started", engine_pid=engine.pid)
-        watch = asyncio.create_task(self._watch(engine), name="edged-watchdog")
+        looking = asyncio.create_task(
+            watch.end_if_it_hangs(engine, self._become_unavailable), name="edged-watchdog"
+        )
         try:
             await engine.wait_closed()
         finally:
-            watch.cancel()
+            looking.cancel()
         self._engine = None
-        if not self._is_fatal():
+        if not watch.is_fatal:
             self._become_unavailable()
-        self._lose_requests("the engine hung" if self._hung else "the engine process ended")
+        self._lose_requests("the engine hung" if watch.hung else "the engine process ended")
         loading = self.loading
         self._forget_models()
         try:
             how = await engine.wait_exited()
         except UnavailableError as error:  # a new engine would find the device taken
-            self.failure, self.last_error = error, f"{self._hung}; {error.message}".removeprefix("; ")
+            self.failure, self.last_error = error, f"{watch.hung}; {error.message}".removeprefix("; ")
             return
         if self._stopping.is_set():
             _log.info("engine ended", how=how)
         else:
-            reason = self._reason(how, loading)
-            self.last_error = reason
+            self.last_error = reason = watch.reason(how, loading)
             _log.error("engine ended", how=how, why=reason)
 
-    def _reason(self, how: str, loading: dict[str, Loading]) -> str:
-        """Why the engine ended.
-
-        Args:
-            how: Its exit status or signal.
-            loading: What was being loaded then.
-        """
-        if self._hung:
-            return f"{self._hung}; the watchdog ended it ({how})"
-        if self._engine_error is not None:
-            return f"{self._engine_error.message} ({how})"
-        if how == "signal SIGKILL" and loading:
-            return f"{how} while it loaded: {describe_kill(loading)}"
-        return how
-
-    async def _watch(self, engine: EngineProcess) -> None:
-        """End an engine that makes no progress."""
-        last = time.monotonic()
-        while True:
-            await asyncio.sleep(CHECK_SECONDS)
-            now = time.monotonic()
-            why = self._watchdog.look(now - last, busy=len(self._requests) > 0)
-            last = now
-            if why and not self._hung:
-                self._hung = why
-                _log.error("the engine hangs and is ended", why=why, engine_pid=engine.pid)
-                self._become_unavailable()
-                await engine.abort()
+    def _new_watch(self) -> EngineWatch:
+        return EngineWatch(self._config, lambda: len(self._requests) > 0)
 
     async def _ended(self, timeout: float) -> bool:
         """Wait for the last engine's end; False if ``timeout`` seconds passed first."""
@@ -410,22 +356,7 @@ class Supervisor:
         """The engine is gone or about to go, and a new one comes."""
         if not self._stopping.is_set():
             self._expected_at = time.monotonic() + self._load_seconds
-            self._set_state(State.RESTARTING)
-
-    def _set_state(self, state: State) -> None:
-        if state is self._state:
-            return
-        self._state = state
-        _log.info("state", state=state.value)
-        self._tell_state()
-
-    def _tell_state(self) -> None:
-        """Call who listens."""
-        for callback in tuple(self._callbacks):
-            try:
-                callback(self._state)
-            except Exception:  # noqa: BLE001 - a fault of who listens is none of the engine's
-                _log.exception("a subscriber of the state failed")
+            self._keeper.set(State.RESTARTING)
 
     def _forget_models(self) -> None:
         """No engine holds the models: show them as the configuration has them."""
@@ -445,7 +376,7 @@ class Supervisor:
 
     def _receive(self, message: ToDaemon) -> None:
         """Act on one message of the engine."""
-        if self._watchdog.note(message, busy=len(self._requests) > 0):
+        if self._watch.note(message):
             for callback in self._alive_callbacks:
                 callback()
         if isinstance(message, Tokens | Started | Finished | Failed):
@@ -458,17 +389,13 @@ class Supervisor:
             self.loading[message.model] = message
         elif isinstance(message, Ready):
             self._note_ready(message)
-        elif isinstance(message, EngineFailed):
-            self._engine_error = message
-            if not self._is_fatal():
-                self._become_unavailable()  # it answers nothing more, though its end is still to come
+        elif isinstance(message, EngineFailed) and not message.fatal:
+            self._become_unavailable()  # it answers nothing more, though its end is still to come
 
     def _note_ready(self, message: Ready) -> None:
         """The engine has loaded everything."""
         self._states.note(message.models)
         self.loading = {}
-        self._ready_at = time.monotonic()
-        self._load_seconds = self._ready_at - self._begun
-        self._watchdog.serve()
-        if not self._stopping.is_set() and not self._hung:
-            self._set_state(State.SERVING)
+        self._load_seconds = self._watch.serve()
+        if not self._stopping.is_set() and not self._watch.hung:
+            self._keeper.set(State.SERVING)
