@@ -35,7 +35,7 @@ def test_a_model_folder_is_written(edgectl, small, tmp_path):
 
 
 def test_half_precision(edgectl, small, tmp_path):
-    assert edgectl("import", small, "half", "--dtype", "float16").code == 0
+    assert edgectl("import", small, "half", "--dtype", "float16", "--no-reference").code == 0
     assert load_file(tmp_path / "half/model.safetensors")["model.embed_tokens.weight"].dtype == np.float16
 
 
@@ -54,12 +54,12 @@ def test_4_bit_linears_are_kept_where_that_is_asked_for(edgectl, small, tmp_path
 
 
 def test_overwriting_has_to_be_asked_for(edgectl, small, tmp_path):
-    assert edgectl("import", small, "model").code == 0
+    assert edgectl("import", small, "model", "--no-reference").code == 0
     again = edgectl("import", small, "model")
     assert again.code == ExitCode.FILE
     assert "is not empty" in again.err
     assert "--overwrite" in again.err
-    assert edgectl("import", small, "model", "--overwrite", "-d", "bfloat16").code == 0
+    assert edgectl("import", small, "model", "--overwrite", "-d", "bfloat16", "--no-reference").code == 0
     (tmp_path / "model/thesis.tex").write_text("years of work")
     kept = edgectl("import", small, "model", "--overwrite")
     assert kept.code == ExitCode.FILE
@@ -100,7 +100,7 @@ def test_refused_sources_write_nothing(edgectl, small, tmp_path, source, message
 
 
 def test_the_demo_model(edgectl, demo_gguf, tmp_path):
-    result = edgectl("import", "--demo", "demo", "-d", "bfloat16", timeout=120)
+    result = edgectl("import", "--demo", "demo", "-d", "bfloat16", "--no-reference", timeout=120)
     assert result.code == 0, result.err
     assert demo_gguf.name in result.err
     assert (tmp_path / "demo/model.safetensors").stat().st_size > 250_000_000
