@@ -15,6 +15,7 @@ from plugins_trt.attention.launch import Attender
 from plugins_trt.embedding.launch import Embedder
 from plugins_trt.registry import Kernels, KernelsError
 from plugins_trt.rms_norm.launch import RmsNormalizer
+from plugins_trt.sample.launch import Sampler
 from plugins_trt.silu_mul.launch import SiluMultiplier
 from plugins_trt.skinny_linear.launch import SkinnyLinearMultiplier
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from plugins_trt.attention.contract import Attention
     from plugins_trt.embedding.contract import Embedding
     from plugins_trt.rms_norm.contract import RmsNorm
+    from plugins_trt.sample.contract import Sample
     from plugins_trt.silu_mul.contract import SiluMul
     from plugins_trt.skinny_linear.contract import SkinnyGated, SkinnyLinear
 
@@ -47,6 +49,7 @@ class StepKernels:
     argmax: Callable[[Argmax], None]
     linear: Callable[[SkinnyLinear], None]
     gated: Callable[[SkinnyGated], None]
+    sample: Callable[[Sample], None]
 
 
 class Device(Protocol):
@@ -188,6 +191,7 @@ class CudaDevice:
             norm = RmsNormalizer(find("rms_norm"), dtype=plan.dtype)
             multiply = SiluMultiplier(find("silu_mul"), dtype=plan.dtype)
             best = Argmaxer(find("argmax"), dtype="float32")
+            draw = Sampler(find("sample"))
             skinny = SkinnyLinearMultiplier(
                 find("skinny_linear"),
                 multiprocessors=self.multiprocessors,
@@ -207,6 +211,7 @@ class CudaDevice:
             argmax=lambda args: best(args, stream),
             linear=lambda args: skinny(args, stream),
             gated=lambda args: skinny.gated(args, stream),
+            sample=lambda args: draw(args, stream),
         )
 
     def close(self) -> None:

@@ -20,7 +20,6 @@ from edged.errors import LedgerError
 from edged.executor.base import Executor, ExecutorLimits
 from edged.executor.batch_check import check_batch, check_sampling
 from edged.executor.cuda_operators import CudaOperators
-from edged.executor.cuda_sampling import draw_warm
 from edged.executor.cuda_staging import Staging
 from edged.executor.host_sampler import draw as draw_on_host
 from edged.executor.page_copies import PageCopies
@@ -38,6 +37,7 @@ from edged.models.architecture import Architecture
 from edged.models.decoder import Decoder
 from plugins_trt.argmax.contract import Argmax
 from plugins_trt.contract import DeviceArray
+from plugins_trt.sample.contract import Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -250,7 +250,17 @@ class CudaExecutor(Executor):
     def _draw(self, operators: CudaOperators) -> None:
         """What follows where a row has a temperature."""
         drawn = self.buffers["drawn"][: operators.rows]
-        draw_warm(operators.data, operators.logits_out, drawn)
+        data, of = operators.data, DeviceArray.of
+        self._kernels.sample(
+            Sample(
+                logits=of(operators.logits_out),
+                temperatures=of(data.temperatures),
+                top_ks=of(data.top_ks),
+                top_ps=of(data.top_ps),
+                numbers=of(data.numbers),
+                ids=of(drawn),
+            )
+        )
         self.device.download(self._drawn[: operators.rows], drawn)
 
     def _replay(self, bucket: Bucket, batch: StepBatch) -> None:

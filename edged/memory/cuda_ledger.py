@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edged.memory.cuda_buffers import bucket_sizes, graphs, logit_rows
+from edged.memory.cuda_buffers import graphs
 
 if TYPE_CHECKING:
     from edged.memory.buffers import ModelPlan
@@ -23,18 +23,8 @@ _NODES_PER_LAYER = 14
 _NODE_BYTES = 8192
 """Device memory of a captured launch."""
 
-_SAMPLING_ROWS = 8
-_SAMPLING_BYTES = 128
-"""Scratch of drawing on the device: bytes an entry of the vocabulary for each row that is drawn together."""
-
 
 def graph_bytes(plan: ModelPlan) -> int:
     """Device memory of all captured graphs."""
     nodes = _NODES_PER_LAYER * plan.architecture.layers + 16
     return graphs(plan) * nodes * _NODE_BYTES
-
-
-def cuda_sampling_scratch(plan: ModelPlan) -> int:
-    """What the graphs that draw tokens hold."""
-    rows = min(logit_rows(plan, bucket_sizes(plan)[-1]), _SAMPLING_ROWS)
-    return rows * plan.architecture.vocabulary * _SAMPLING_BYTES

@@ -27,7 +27,7 @@ from edged.memory.buffers import (
     weight_buffers,
 )
 from edged.memory.cuda_buffers import graphs
-from edged.memory.cuda_ledger import CUDA_CONTEXT, CUDA_RUNTIME, cuda_sampling_scratch, graph_bytes
+from edged.memory.cuda_ledger import CUDA_CONTEXT, CUDA_RUNTIME, graph_bytes
 from edged.memory.residency import EVICTABLE, Residency, shared_room
 from edged.models.architecture import Architecture
 from edged.models.weights import packed_count, parameter_count
@@ -314,7 +314,7 @@ def attention_scratch(plan: ModelPlan) -> int:
 def sampling_scratch(plan: ModelPlan) -> int:
     """What drawing tokens allocates for a moment."""
     if plan.device == "cuda":
-        return cuda_sampling_scratch(plan)
+        return 0
     return min(plan.max_sequences, SAMPLING_ROWS) * plan.architecture.vocabulary * SAMPLING_BYTES
 
 

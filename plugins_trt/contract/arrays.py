@@ -14,6 +14,7 @@ ELEMENT_BYTES = {
     "float16": 2,
     "bfloat16": 2,
     "float32": 4,
+    "float64": 8,
     "int32": 4,
     "int64": 8,
     "uint64": 8,

@@ -119,19 +119,6 @@ def draw(
     return ids
 
 
-def draw_from_all(
-    logits: torch.Tensor,
-    *,
-    temperatures: torch.Tensor,
-    top_ks: torch.Tensor,
-    top_ps: torch.Tensor,
-    numbers: torch.Tensor,
-) -> torch.Tensor:
-    """As :func:`draw`, without a look at any value on the host: a CUDA graph can hold it. Sorts all of each row."""
-    rows = _weigh(logits, temperatures, top_ks, top_ps, numbers)
-    return _among_first(rows, logits.shape[1])[0]
-
-
 def _weigh(
     logits: torch.Tensor,
     temperatures: torch.Tensor,

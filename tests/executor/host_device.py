@@ -20,6 +20,7 @@ from plugins_trt.chunk_selection.reference import chunk_selection
 from plugins_trt.contract import ELEMENT_BYTES, DeviceArray
 from plugins_trt.embedding.reference import embedding
 from plugins_trt.rms_norm.reference import rms_norm
+from plugins_trt.sample.reference import SMALLEST_TEMPERATURE, draw
 from plugins_trt.silu_mul.reference import silu_mul
 from plugins_trt.skinny_linear.reference import skinny_gated, skinny_linear
 
@@ -107,7 +108,19 @@ class HostDevice:
             bias = None if args.bias is None else tensor_of(args.bias)
             tensor_of(args.out).copy_(skinny_gated(tensor_of(args.x), tensor_of(args.weight), bias))
 
-        return StepKernels(embed, norm, multiply, self.attention, best, linear, gated)
+        def sample(args):
+            temperatures, ids = tensor_of(args.temperatures), tensor_of(args.ids)
+            warm = temperatures >= SMALLEST_TEMPERATURE
+            if warm.any():
+                ids[warm] = draw(
+                    tensor_of(args.logits)[warm],
+                    temperatures=temperatures[warm],
+                    top_ks=tensor_of(args.top_ks)[warm].long(),
+                    top_ps=tensor_of(args.top_ps)[warm],
+                    numbers=tensor_of(args.numbers)[warm],
+                ).int()
+
+        return StepKernels(embed, norm, multiply, self.attention, best, linear, gated, sample)
 
     @staticmethod
     def attention(args):

@@ -9,7 +9,7 @@ import pytest
 from edged.errors import LedgerError
 from edged.memory.buffers import ModelPlan, step_buffers, weight_buffers
 from edged.memory.cuda_buffers import StepLayout, attention_workspace, bucket_sizes
-from edged.memory.cuda_ledger import CUDA_CONTEXT, CUDA_RUNTIME, cuda_sampling_scratch, graph_bytes
+from edged.memory.cuda_ledger import CUDA_CONTEXT, CUDA_RUNTIME, graph_bytes
 from edged.memory.ledger import DEVICE, HOST, make_ledger, model_bytes, model_rows
 from edged.models.architecture import Architecture
 from plugins_trt.contract import SelectionRule
@@ -47,7 +47,7 @@ def test_rows_are_the_bytes_of_the_buffers_and_all_lie_on_the_device():
     for plan in (PLAN, replace(PLAN, selection=None), replace(PLAN, max_sequences=7, dtype="float16")):
         rows = model_rows(plan)
         held = sum(spec.nbytes for spec in (*weight_buffers(plan), *step_buffers(plan)))
-        assert sum(row.bytes for row in rows) == held + graph_bytes(plan) + cuda_sampling_scratch(plan)
+        assert sum(row.bytes for row in rows) == held + graph_bytes(plan)
         assert {row.place for row in rows} == {DEVICE}
 
 
