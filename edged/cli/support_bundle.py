@@ -21,7 +21,7 @@ from edged.cli.exit_codes import ExitCode
 from edged.cli.options import AddressOption
 
 _SECRETS = (
-    (re.compile(r"edged_[A-Za-z0-9_-]{16,}"), "[token]"),
+    (re.compile(r"edged_(?=[a-z_]*[A-Z0-9-])[A-Za-z0-9_-]{43}"), "[token]"),
     (re.compile(r"(?i)(bearer\s+)\S+"), r"\1[token]"),
     (
         re.compile(

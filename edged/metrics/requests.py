@@ -11,7 +11,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Histogram, disable_created_metrics
 
 from edged.errors import EdgedError
 from edged.worker.messages import Finished, Started, Tokens
@@ -45,6 +45,7 @@ class RequestMetrics:
 
     def __init__(self, registry: CollectorRegistry, tracer: Tracer | None = None) -> None:
         self.tracer = tracer
+        disable_created_metrics()  # type: ignore[no-untyped-call] # a second series for each, which nobody asks for
         labels = (_MODEL, _OPERATION)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...], *more: str) -> Histogram:

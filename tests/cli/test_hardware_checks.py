@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tarfile
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "jetson"))
-from boards import orin, write
+from fixtures.boards import orin, write
 from fixtures.pki import Authority
 
 from edged.cli import hardware_checks, service_checks
@@ -190,7 +186,9 @@ def test_the_bundle_has_everything_but_secrets_and_prompts(start_daemon, tmp_pat
         metrics={"listen": "127.0.0.1:0"},
     )
     with daemon.client() as client:
-        with pytest.raises(InvalidArgumentError):  # the fake model has few tokens; the prompt was there all the same
+        with pytest.raises(
+            InvalidArgumentError
+        ):  # the fake model has few tokens; the prompt was there all the same
             client.generate(prompt, max_tokens=2).answer()
         client.generate([5, 6], max_tokens=2, temperature=0.0, ignore_eos=True).answer()
     place = tmp_path / "bundle.tar.gz"
@@ -228,7 +226,7 @@ def test_a_bundle_without_a_daemon_says_what_it_lacks(tmp_path, monkeypatch, cap
 @pytest.mark.parametrize(
     ("text", "hidden"),
     [
-        (f"token was {make_token()}", "edged_"),
+        *((f"it was {make_token()}", "edged_") for _ in range(20)),
         ("authorization: Bearer abc.def-ghi", "abc.def"),
         ("HF_TOKEN=hf_abcdefgh1234", "hf_abc"),
         ('"api_key": "sk-12345678"', "sk-1234"),
@@ -244,5 +242,9 @@ def test_secrets_are_cut_out(text, hidden):
 
 
 def test_paths_and_counts_stay():
+    assert (
+        without_secrets("edged_certificate_expiry_timestamp_seconds 1.0")
+        == "edged_certificate_expiry_timestamp_seconds 1.0"
+    )
     text = '{"tokens": "/etc/edged/tokens", "generated_tokens": 12345678, "key": "/etc/edged/tls.key"}'
     assert without_secrets(text) == text

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from boards import orin, write
+from fixtures.boards import orin, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

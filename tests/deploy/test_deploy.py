@@ -1,0 +1,120 @@
+"""The files of deploy/ that nothing else runs: the Jetson's installer as a dry run, the containers, the package's scripts."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from fixtures.boards import RELEASES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+INSTALLER = ROOT / "deploy" / "jetson" / "install.sh"
+SCRIPTS = [
+    INSTALLER,
+    *(ROOT / "deploy/deb" / name for name in ("postinst", "prerm", "postrm")),
+    ROOT / "tests/systemd/run_booted.sh",
+    ROOT / "tests/systemd/boot.sh",
+    ROOT / ".ci/run",
+]
+CONTAINERS = [
+    *sorted((ROOT / "deploy/jetson").glob("Containerfile.*")),
+    ROOT / "deploy/rtx/Containerfile",
+]
+
+
+def install(*words, release=None, tmp_path):
+    file = tmp_path / "nv_tegra_release"
+    if release is not None:
+        file.write_text(release)
+    return subprocess.run(
+        ["bash", INSTALLER, "--dry-run", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "EDGED_RELEASE_FILE": str(file)},
+    )
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_the_shell_reads_every_script(script):
+    shell = "bash" if "bash" in script.read_text().splitlines()[0] else "sh"
+    subprocess.run([shell, "-n", script], check=True)
+    assert os.access(script, os.X_OK)
+
+
+@pytest.mark.parametrize(
+    ("jetpack", "said"),
+    [("6.2", "L4T 36.4.3 (JetPack 6)"), ("6.2.1", "NvMap error 12"), ("7.2", "L4T 39.2.0 (JetPack 7.2)")],
+)
+def test_the_installer_knows_its_boards(tmp_path, jetpack, said):
+    done = install(release=RELEASES[jetpack], tmp_path=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
+    assert "pycuda" in done.stdout
+    assert "--system-site-packages" in done.stdout
+    assert "edgectl service install --hardware jetson" in done.stdout
+    assert not re.search(r"^\s*(sudo )?(nvpmodel -m|jetson_clocks$)", done.stdout, re.MULTILINE)
+    assert "pip: torch" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("release", "said"),
+    [
+        ("# R35 (release), REVISION: 4.1, GCID: 1\n", "needs JetPack 6.2 or 7.2"),
+        ("# R38 (release), REVISION: 2.0, GCID: 1\n", "is for Thor"),
+        (None, "this is no Jetson"),
+        ("garbage\n", "this is no Jetson"),
+    ],
+)
+def test_the_installer_refuses_other_boards(tmp_path, release, said):
+    done = install(release=release, tmp_path=tmp_path)
+    assert done.returncode == 1
+    assert said in done.stderr
+
+
+def test_the_installers_choices(tmp_path):
+    done = install("--without-gpu", "--no-service", "--with-torch", tmp_path=tmp_path)
+    assert done.returncode == 0
+    assert "pip: torch" in done.stdout
+    assert "pycuda" not in done.stdout
+    assert "service" not in done.stdout
+    assert install("--frobnicate", tmp_path=tmp_path).returncode == 1
+    assert install("--source", "/", tmp_path=tmp_path).returncode == 1
+    assert "sudo deploy/jetson/install.sh" in install("--help", tmp_path=tmp_path).stdout
+
+
+@pytest.mark.parametrize("path", CONTAINERS, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_containers_run_as_a_user_and_name_what_exists(path):
+    text = path.read_text()
+    steps = [line.split(maxsplit=1) for line in text.splitlines() if re.match(r"[A-Z]+ ", line)]
+    words = [word for word, _ in steps]
+    assert words[0] == "FROM"
+    assert "nvcr.io/nvidia/" in steps[0][1]
+    assert ["USER", "edged"] in steps
+    assert words.index("USER") < words.index("ENTRYPOINT")
+    for named in re.findall(r"/src/(\S+\.sh)", text):
+        assert (ROOT / named).is_file()
+    assert f"-f {path.relative_to(ROOT)} " in text
+
+
+def test_the_package_holds_what_the_unit_and_its_scripts_name():
+    build = (ROOT / "deploy/deb/build.py").read_text()
+    for name in ("edged.service", "edged.sysusers", "edged.yaml", "postinst", "prerm", "postrm"):
+        assert f'"{name}"' in build
+    postinst = (ROOT / "deploy/deb/postinst").read_text()
+    assert "share/edged/systemd/drop-ins/$hardware.conf" in postinst
+    data_files = (ROOT / "pyproject.toml").read_text()
+    for path in (ROOT / "deploy/systemd").rglob("*"):
+        if path.is_file():
+            assert f'"{path.relative_to(ROOT)}"' in data_files, "edgectl service install would miss it"
+
+
+def test_the_example_configuration_of_the_service_is_read():
+    from edged.config_reader import read_config
+
+    config = read_config(ROOT / "deploy/systemd/edged.yaml")
+    assert str(config.listen.unix) == "/run/edged/edged.sock"
