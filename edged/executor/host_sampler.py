@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 NO_TOKEN = -1
 """Drawn where every token is forbidden."""
 
-_FIRST_RANKS = 256
+_FIRST_RANKS = (256, 4096, 32768)
 """Ranks looked at first; a draw that needs more sorts all."""
 _SMALLEST_TEMPERATURE = 2.0**-126
 
@@ -187,28 +187,33 @@ def _draw(scores: FloatArray, row: SamplingRow, options: HostOptions) -> int:
     vocabulary = len(scores)
     weights = np.exp((scores - scores[best]) / np.float32(row.temperature))  # [V]
     top_k = row.top_k if 0 < row.top_k < vocabulary else 0
-    ranks = min(vocabulary, max(_FIRST_RANKS, top_k))
-    for each in (ranks, vocabulary):
-        token_id = _among(
-            _ranked(scores, each), scores=scores, weights=weights, top_k=top_k, row=row, options=options
-        )
+    keys = _rank_keys(scores)
+    for ranks in (*(each for each in _FIRST_RANKS if top_k <= each < vocabulary), vocabulary):
+        ids = _first_ids(keys, ranks)
+        token_id = _among(ids, weights=weights, top_k=top_k, row=row, options=options)
         if token_id is not None:
             return token_id
     raise AssertionError("all ranks decide every draw")
 
 
-def _ranked(scores: FloatArray, ranks: int) -> npt.NDArray[np.int64]:
-    """Ids of the first ranks ``[ranks]``; which of the ids that tie with the last one are among them is open."""
-    ids = np.arange(len(scores))
-    if ranks < len(scores):
-        ids = np.sort(np.argpartition(scores, len(scores) - ranks)[-ranks:])
-    return ids[np.argsort(-scores[ids], kind="stable")]
+def _rank_keys(scores: FloatArray) -> npt.NDArray[np.uint64]:
+    """Numbers ``[V]`` whose rising order is that of the ranks: falling logits, then rising ids, which fill the low half."""
+    bits = (scores + np.float32(0)).view(np.uint32)  # minus zero is zero
+    falling = np.where(bits >> 31, bits, ~bits & np.uint32(0x7FFFFFFF))
+    keys: npt.NDArray[np.uint64] = falling.astype(np.uint64) << np.uint64(32)
+    return keys | np.arange(len(scores), dtype=np.uint64)
+
+
+def _first_ids(keys: npt.NDArray[np.uint64], ranks: int) -> npt.NDArray[np.int64]:
+    """Ids of the first ranks ``[ranks]``."""
+    first = keys if ranks == len(keys) else np.partition(keys, ranks - 1)[:ranks]
+    ids: npt.NDArray[np.uint64] = np.sort(first) & np.uint64(0xFFFFFFFF)
+    return ids.astype(np.int64)
 
 
 def _among(
     ids: npt.NDArray[np.int64],
     *,
-    scores: FloatArray,
     weights: FloatArray,
     top_k: int,
     row: SamplingRow,
@@ -223,14 +228,12 @@ def _among(
         count = min(count, max(1, int(np.count_nonzero(c - w < row.top_p * total))))
     if options.min_p > 0:
         count = min(count, int(np.count_nonzero(w >= options.min_p)))
-    everything = len(ids) == len(scores)
+    everything = len(ids) == len(weights)
     cut = bool(top_k) or everything or count < len(ids)
     whole = row.top_p == 1 and options.min_p == 0 and options.typical_p == 1
     if not cut and not whole:
         return None
     if options.typical_p < 1:
-        if not everything and scores[ids[count - 1]] <= scores[ids[-1]]:
-            return None  # which ids are among the count is open
         ids = ids[:count][_typical(w[:count], options.typical_p)]
         c = np.cumsum(weights[ids], dtype=np.float64)
         count = len(ids)
@@ -240,10 +243,7 @@ def _among(
     place = int(np.searchsorted(c, uniform(row.seed, row.position) * mass, side="right"))  # first c above u M
     if not cut and place >= len(ids):
         return None
-    chosen = int(ids[min(place, count - 1)])
-    if not everything and options.typical_p == 1 and scores[chosen] <= scores[ids[-1]]:
-        return None
-    return chosen
+    return int(ids[min(place, count - 1)])
 
 
 def _typical(weights: npt.NDArray[np.float64], mass: float) -> BoolArray:
@@ -261,7 +261,7 @@ def _logprobs(logits: FloatArray, token_id: int, top: int) -> Logprobs:
     """Log probabilities of the raw logits ``[V]``."""
     largest = float(logits.max())
     log_total = largest + float(np.log(np.exp(logits - largest).sum(dtype=np.float64)))
-    ids = _ranked(logits, top) if top else np.empty(0, np.int64)
+    ids = _first_ids(_rank_keys(logits), top) if top else np.empty(0, np.int64)
     return Logprobs(
         float(logits[token_id]) - log_total,
         tuple(ids.tolist()),
