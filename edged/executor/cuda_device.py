@@ -220,6 +220,10 @@ class CudaDevice:
         for graph in self._graphs:
             graph.reset()
         self._graphs = []
+        # torch keeps a workspace of cuBLAS for each stream that ever multiplied, some 64 MiB.
+        clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # noqa: SLF001 - torch's own graphs call it, too
+        if clear is not None:
+            clear()
         torch.cuda.empty_cache()
         atexit.unregister(self._leave)
         self._leave()
