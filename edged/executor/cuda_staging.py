@@ -8,7 +8,7 @@ import numpy as np
 
 from edged.memory.cuda_buffers import StepLayout
 from edged.memory.specs import PAGE_TOKENS
-from plugins_trt.sample.philox import uniform
+from plugins_trt.sample.philox import uniform, uniforms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from edged.memory.buffers import ModelPlan
 
 _PADDING = -1
+_MANY = 6
+"""Rows from which on numpy makes their random numbers faster than Python."""
 
 
 class Staging:
@@ -87,5 +89,10 @@ class Staging:
             self._temperatures[place] = row.temperature
             self._top_ks[place] = min(row.top_k, 2**31 - 1)
             self._top_ps[place] = row.top_p
-            self._numbers[place] = uniform(row.seed, row.position)
+        if len(warm) < _MANY:
+            for place, row in warm:
+                self._numbers[place] = uniform(row.seed, row.position)
+        else:
+            seeds, positions = [row.seed for _, row in warm], [row.position for _, row in warm]
+            self._numbers[[place for place, _ in warm]] = uniforms(seeds, positions)
         return True

@@ -6,6 +6,15 @@ device, and whether it was drafted or not.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
@@ -36,3 +45,19 @@ def uniform(seed: int, position: int) -> float:
     """
     word = philox((position & _MASK, position >> 32 & _MASK, 0, 0), (seed & _MASK, seed >> 32 & _MASK))[0]
     return word / 2**32
+
+
+def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
+    """:func:`uniform` of many, at once."""
+    mask, shift = np.uint64(_MASK), np.uint64(32)
+    seed, position = (np.array(values, np.uint64) for values in (seeds, positions))
+    c0, c1 = position & mask, position >> shift
+    c2 = c3 = np.zeros_like(c0)
+    k0, k1 = seed & mask, seed >> shift
+    m0, m1 = (np.uint64(each) for each in _MULTIPLIERS)
+    w0, w1 = (np.uint64(each) for each in _WEYL)
+    for _ in range(_ROUNDS):
+        first, second = c0 * m0, c2 * m1
+        c0, c1, c2, c3 = (second >> shift) ^ c1 ^ k0, second & mask, (first >> shift) ^ c3 ^ k1, first & mask
+        k0, k1 = (k0 + w0) & mask, (k1 + w1) & mask
+    return c0.astype(np.float64) / 2**32

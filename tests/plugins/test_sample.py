@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from plugins_trt.sample import reference
-from plugins_trt.sample.philox import philox, uniform
+from plugins_trt.sample.philox import philox, uniform, uniforms
 from plugins_trt.sample.reference import sample
 
 
@@ -198,3 +198,11 @@ def test_a_row_draws_the_same_alone_and_among_others():
     assert (
         sample(transposed, **{key: [row[key] for row in settings] for key in settings[0]}).tolist() == alone
     )
+
+
+def test_many_numbers_are_those_of_one_by_one():
+    seeds = [0, 1, 2**32 - 1, 2**32, 2**63 + 5, 2**64 - 1, 123456789] * 3
+    positions = [*range(7), *range(2**32 - 3, 2**32 + 4), *range(10**6, 10**6 + 7)]
+    assert uniforms(seeds, positions).tolist() == [
+        uniform(seed, position) for seed, position in zip(seeds, positions, strict=True)
+    ]
