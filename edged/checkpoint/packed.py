@@ -71,7 +71,7 @@ class PackedModule(NamedTuple):
 
     order: Int32 | None  # [K]; None without act-order
     scales: Float16  # [N, K/G]
-    zeros: UInt8  # [N, K/G]
+    zeros: UInt8 | None  # [N, K/G]; None for ternary weights
     tiles: Iterator[PackedTile]
 
 

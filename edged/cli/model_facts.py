@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CONTEXTS = (4096, 32768, 131072)
 """Context lengths whose needs are shown."""
 
-_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "I32": "4-bit integers"}
+_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "I32": "packed integers"}
 _FLOATS = ("F32", "BF16", "F16")
 
 
@@ -73,7 +73,8 @@ def describe_weights(folder: Path) -> str:
     names = [_NAMES[kind] for kind in floats[:1]] or [types.most_common(1)[0][0]]
     if quantization is not None:
         groups = f"groups of {quantization.group}" if quantization.group else "one group a row"
-        names.insert(0, f"4 bits ({quantization.method}, {groups})")
+        bits = 2 if quantization.ternary else 4
+        names.insert(0, f"{bits} bits ({quantization.method}, {groups})")
     return " and ".join(names)
 
 

@@ -3,7 +3,8 @@
 fp32 and fp64: one row is a batch of matrix-vector products, few rows are ``weight @ x.T``, many ``x @ weight.T``.
 bfloat16 and float16: few rows multiply as they are (torch has a fast matrix-vector product for them); for more, tiles
 of the weight are widened to fp32, because CPUs without matrix units for these types multiply them many times slower.
-4-bit weights have a product of their own (:mod:`edged.executor.torch_packed`), whatever the plan's dtype is.
+4-bit and ternary weights have products of their own (:mod:`edged.executor.torch_packed`,
+:mod:`edged.executor.torch_ternary`), whatever the plan's dtype is.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from edged.executor.torch_packed import PackedProduct, PackedWeight
+from edged.executor.torch_ternary import TernaryProduct, TernaryWeight
 from edged.executor.torch_views import product_batches
 from edged.memory.buffers import SHARPENED
 
@@ -30,14 +32,14 @@ class CpuLinear:
         linears: Every linear of the model.
         buffers: The flat buffers; ``weight_tile`` is there when weights are half precision, ``packed_in``,
             ``packed_tile`` and ``packed_octets`` when some are in 4 bits.
-        packed: The weights that are in 4 bits, by the linear's name.
+        packed: The weights that are in 4 bits or ternary, by the linear's name.
     """
 
     def __init__(
         self,
         linears: Iterable[Linear[torch.Tensor]],
         buffers: Mapping[str, torch.Tensor],
-        packed: Mapping[str, PackedWeight] | None = None,
+        packed: Mapping[str, PackedWeight | TernaryWeight] | None = None,
     ) -> None:
         self._tile = buffers.get("weight_tile")
         self._packed = packed or {}
@@ -47,15 +49,17 @@ class CpuLinear:
             if self._tile is None and layer.name not in self._packed
         }
         if self._packed:
-            self._packed_product = PackedProduct(
-                buffers["packed_in"], buffers["packed_tile"], buffers["packed_octets"]
-            )
+            scratch = (buffers["packed_in"], buffers["packed_tile"], buffers["packed_octets"])
+            self._packed_product = PackedProduct(*scratch)
+            self._ternary_product = TernaryProduct(*scratch)
 
     def __call__(self, views: LinearViews, layer: Linear[torch.Tensor]) -> torch.Tensor:
         """``x @ weight.T + bias`` of the views' input into their output: ``[rows, in]`` to ``[rows, out]``."""
         out = views.out
         packed = self._packed.get(layer.name)
-        if packed is not None:
+        if isinstance(packed, TernaryWeight):
+            self._ternary_product(views.x, packed, out)
+        elif packed is not None:
             self._packed_product(views.x, packed, out)
         elif self._tile is not None:
             if views.x_narrow is not None and views.out_narrow is not None:

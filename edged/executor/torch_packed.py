@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from edged.executor.torch_ternary import TernaryWeight
 from edged.models.weights import ORDER, SCALES, ZEROS, weight_specs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from edged.models.architecture import Architecture
+    from edged.models.weights import WeightSpec
 
 
 class PackedWeight:
@@ -60,19 +62,25 @@ class PackedWeight:
 
 def packed_weights(
     architecture: Architecture, buffers: Mapping[str, torch.Tensor]
-) -> dict[str, PackedWeight]:
-    """The 4-bit weights of a model, by name."""
+) -> dict[str, PackedWeight | TernaryWeight]:
+    """The 4-bit and ternary weights of a model, by name."""
     return {
-        spec.name: PackedWeight(
-            buffers[spec.name],
-            buffers[spec.name + SCALES],
-            buffers[spec.name + ZEROS],
-            tuple(source.shape[0] for source in spec.sources),
-            buffers.get(spec.name + ORDER),
-        )
+        spec.name: TernaryWeight(buffers[spec.name], buffers[spec.name + SCALES])
+        if spec.packing.ternary
+        else _packed_weight(spec, buffers)
         for spec in weight_specs(architecture)
         if spec.packing is not None
     }
+
+
+def _packed_weight(spec: WeightSpec, buffers: Mapping[str, torch.Tensor]) -> PackedWeight:
+    return PackedWeight(
+        buffers[spec.name],
+        buffers[spec.name + SCALES],
+        buffers[spec.name + ZEROS],
+        tuple(source.shape[0] for source in spec.sources),
+        buffers.get(spec.name + ORDER),
+    )
 
 
 class PackedProduct:

@@ -86,14 +86,15 @@ def _convert(files: WeightFiles, name: str, dtype: torch.dtype, target: torch.Te
 def _read_packed(
     files: WeightFiles, plan: CheckpointPlan, linear: PackedLinear, weights: Mapping[str, torch.Tensor]
 ) -> int:
-    """Read one 4-bit module into its rows of a weight and return the bytes that it has in the files."""
+    """Read one 4-bit or ternary module into its rows of a weight and return the bytes that it has in the files."""
     if f"{linear.module}.bias" not in plan.dense:
         check_no_bias(files, f"{linear.module}.bias")
     module = plan.read(files, linear)
     rows = slice(linear.start, linear.start + linear.shape.outputs)
-    packed, scales, zeros = (weights[linear.weight + part][rows] for part in ("", SCALES, ZEROS))
+    packed, scales = (weights[linear.weight + part][rows] for part in ("", SCALES))
     scales.copy_(torch.from_numpy(module.scales))
-    zeros.copy_(torch.from_numpy(module.zeros))
+    if module.zeros is not None:
+        weights[linear.weight + ZEROS][rows].copy_(torch.from_numpy(module.zeros))
     orders = weights.get(linear.weight + ORDER)
     if orders is not None and module.order is not None:
         orders[linear.part].copy_(torch.from_numpy(module.order))

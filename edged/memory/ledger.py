@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edged.engine.gpu import find_gpu
-from edged.errors import LedgerError
+from edged.errors import ConfigError, LedgerError
 from edged.memory.available import available_memory
 from edged.memory.buffers import (
     ACTIVATIONS,
@@ -274,10 +274,16 @@ def page_bytes(plan: ModelPlan) -> int:
 
 def _suspended_rows(plan: ModelPlan) -> tuple[LedgerRow, ...]:
     """Host memory for suspended sequences, where there is any."""
+    if not plan.host_kv:
+        return ()
     page = page_bytes(plan)
     slots = plan.host_kv // page
     if not slots:
-        return ()
+        raise ConfigError(
+            f"host_kv is {format_size(plan.host_kv)} and a page takes {format_size(page)}: nothing could be suspended; write "
+            "at least the pages of one sequence, or leave it out",
+            field="host_kv",
+        )
     return (
         LedgerRow(SUSPENDED, slots * page, f"{slots} pages of {format_size(page)} in host memory (host_kv)"),
     )
@@ -288,7 +294,9 @@ def _weights_note(plan: ModelPlan) -> str:
     count, packed = parameter_count(plan.architecture), packed_count(plan.architecture)
     if not packed:
         return f"{count:,} parameters in {plan.dtype}"
-    return f"{packed:,} parameters in 4 bits with their scales, {count - packed:,} in {plan.dtype}"
+    quantization = plan.architecture.quantization
+    bits = 2 if quantization is not None and quantization.ternary else 4
+    return f"{packed:,} parameters in {bits} bits with their scales, {count - packed:,} in {plan.dtype}"
 
 
 def attention_scratch(plan: ModelPlan) -> int:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from edged.checkpoint import awq, gptq, marlin
+from edged.checkpoint import awq, gptq, marlin, ternary
 from edged.checkpoint.name_list import listed
 from edged.checkpoint.packed import Expected, PackedModule, Shape
 from edged.errors import CheckpointError
+from edged.models.quantization import TERNARY
 from edged.models.weights import WeightSource, WeightSpec, weight_specs
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class CheckpointPlan:
     Attributes:
         dense: Tensors that are read as they stand, by name.
         packed: 4-bit modules, in the order of the forward.
-        layout: Of the 4-bit modules: one of ``gptq``, ``awq``, ``marlin``; empty where there are none.
+        layout: Of the packed modules: one of ``gptq``, ``awq``, ``marlin``, ``ternary``; empty where there are none.
     """
 
     dense: Mapping[str, DenseTensor]
@@ -145,6 +146,8 @@ class CheckpointPlan:
             return marlin.read(files, linear.module, linear.shape)
         if self.layout == AWQ:
             return awq.read(files, linear.module)
+        if self.layout == TERNARY:
+            return ternary.read(files, linear.module)
         return gptq.read(
             files,
             linear.module,
@@ -158,6 +161,8 @@ class CheckpointPlan:
             return marlin.expected(linear.module, linear.shape)
         if self.layout == AWQ:
             return awq.expected(linear.module, linear.shape)
+        if self.layout == TERNARY:
+            return ternary.expected(linear.module, linear.shape)
         act_order = self.quantization is not None and self.quantization.act_order
         return gptq.expected(linear.module, linear.shape, act_order=act_order)
 

@@ -1,4 +1,4 @@
-"""Which linears of a checkpoint are 4-bit, and how: read from ``quantization_config``.
+"""Which linears of a checkpoint are 4-bit or ternary, and how: read from ``quantization_config``.
 
 GPTQ (arXiv 2210.17323; the files of AutoGPTQ, GPTQModel and optimum) and AWQ (arXiv 2306.00978; the files of AutoAWQ)
 are read. A file of CPM.cu in Marlin's layout has the configuration of the GPTQ checkpoint that it was made from.
@@ -14,14 +14,19 @@ from edged.errors import CheckpointError
 if TYPE_CHECKING:
     from edged.models.config_values import ConfigValues
 
-METHODS = ("gptq", "awq")
+TERNARY = "ternary"
+METHODS = ("gptq", "awq", TERNARY)
 WORD_WEIGHTS = 8
 """4-bit weights of a 32-bit word."""
+TERNARY_WORD_WEIGHTS = 16
+"""Ternary weights, of two bits each, of a 32-bit word."""
 
 
 @dataclass(frozen=True)
 class Quantization:
     """The 4-bit linears of a model: ``w = scale * (q - zero)`` with one scale and zero point a group of inputs.
+
+    Or its ternary ones (:mod:`edged.checkpoint.ternary`), which have scales alone.
 
     Attributes:
         method: One of :data:`METHODS`: how the files are laid out. In memory there is one form.
@@ -55,17 +60,24 @@ class Quantization:
                 f"is not supported; supported are {', '.join(METHODS)}, or weights in float32, bfloat16 or float16",
             )
         width = _first(values, "bits", "w_bit")
-        if values.count(width) != 4:
-            raise values.refusal(width, "is not supported: 4-bit weights are")
+        if values.count(width) != (2 if method == TERNARY else 4):
+            raise values.refusal(
+                width,
+                f"is not supported: {'ternary weights have 2' if method == TERNARY else '4-bit weights are'}",
+            )
         key = _first(values, "group_size", "q_group_size")
         group = values.raw(key)
         if isinstance(group, bool) or not isinstance(group, int) or (group != -1 and not 1 <= group < 2**31):
             raise values.refusal(key, "must be a whole number of at least 1, or -1 for one group a row")
-        if group > 0 and group % WORD_WEIGHTS:
-            raise values.refusal(key, f"is not supported: groups are multiples of {WORD_WEIGHTS} inputs")
+        word = TERNARY_WORD_WEIGHTS if method == TERNARY else WORD_WEIGHTS
+        if group > 0 and group % word:
+            raise values.refusal(key, f"is not supported: groups are multiples of {word} inputs")
         skipped = _names(values, "modules_to_not_convert")
         only = _names(values, "modules_in_block_to_quantize")
         group = max(group, 0)
+        if method == TERNARY:
+            head = values.flag("lm_head", default=False)
+            return cls(method, group, skipped=skipped, only=only, head=head)
         if method == "awq":
             if values.has("version") and values.text("version").lower() != "gemm":
                 raise values.refusal("version", "is not supported: the layout gemm is")
@@ -82,8 +94,18 @@ class Quantization:
             head=values.flag("lm_head", default=False),
         )
 
+    @property
+    def ternary(self) -> bool:
+        """Whether the linears are ternary, in 2 bits a weight, and not 4-bit."""
+        return self.method == TERNARY
+
+    @property
+    def word_weights(self) -> int:
+        """Weights of a 32-bit word."""
+        return TERNARY_WORD_WEIGHTS if self.ternary else WORD_WEIGHTS
+
     def covers(self, module: str) -> bool:
-        """Whether a module (``model.layers.0.self_attn.q_proj``, ``lm_head``) is 4-bit."""
+        """Whether a module (``model.layers.0.self_attn.q_proj``, ``lm_head``) is 4-bit or ternary."""
         # By substring, as AutoAWQ and those that read its files do.
         if any(part in module for part in self.skipped):
             return False
@@ -106,13 +128,13 @@ class Quantization:
             CheckpointError: Names the key.
         """
         for key, count in inputs.items():
-            if count % self.group_of(count) or count % WORD_WEIGHTS:
+            if count % self.group_of(count) or count % self.word_weights:
                 raise CheckpointError(
                     f"quantization_config.group_size {self.group or -1} does not divide the {count} inputs that {key} gives",
                     field="quantization_config.group_size",
                 )
         for key, count in outputs.items():
-            if count % WORD_WEIGHTS:
+            if count % WORD_WEIGHTS and not self.ternary:
                 raise CheckpointError(
                     f"{key} gives linears of {count} outputs; 4-bit linears have multiples of {WORD_WEIGHTS}",
                     field=key,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from edged.errors import CheckpointError
-from edged.models.quantization import WORD_WEIGHTS
+from edged.models.quantization import TERNARY_WORD_WEIGHTS, WORD_WEIGHTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,13 +43,16 @@ class WeightSource:
 
 @dataclass(frozen=True)
 class Packing:
-    """How a 4-bit weight is grouped; :mod:`edged.checkpoint.packed` says how it lies in memory.
+    """How a packed weight is grouped.
+
+    How it lies in memory: :mod:`edged.checkpoint.packed` (4 bits) and :mod:`edged.checkpoint.ternary`.
 
     ``order`` of an act-order weight has a row for each source, since each checkpoint module has an order of its own.
     """
 
     group: int
     act_order: bool
+    ternary: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class WeightSpec:
     shape: tuple[int, ...]
     sources: tuple[WeightSource, ...]
     packing: Packing | None = None
-    """4-bit; None: as wide as the plan says."""
+    """4-bit or ternary; None: as wide as the plan says."""
 
     @property
     def elements(self) -> int:
@@ -81,11 +84,16 @@ SCALES, ZEROS, ORDER = ".scales", ".zeros", ".order"
 
 
 def weight_parts(spec: WeightSpec) -> tuple[WeightPart, ...]:
-    """The tensors of a weight: itself, or for a 4-bit one the packed integers, scales, zero points and orders."""
+    """The tensors of a weight: itself, or for a packed one the integers, scales, and if 4-bit zero points and orders."""
     if spec.packing is None:
         return (WeightPart(spec.name, spec.shape, ""),)
     outputs, inputs = spec.shape
     groups = inputs // spec.packing.group
+    if spec.packing.ternary:
+        return (
+            WeightPart(spec.name, (outputs, inputs // TERNARY_WORD_WEIGHTS), "int32"),
+            WeightPart(spec.name + SCALES, (outputs, groups), "float16"),
+        )
     parts = [
         WeightPart(spec.name, (outputs, inputs // WORD_WEIGHTS), "int32"),
         WeightPart(spec.name + SCALES, (outputs, groups), "float16"),
@@ -131,7 +139,8 @@ def _packed(spec: WeightSpec, quantization: Quantization) -> WeightSpec:
             "quantize all of them or none",
             field="quantization_config",
         )
-    return replace(spec, packing=Packing(quantization.group_of(spec.shape[1]), quantization.act_order))
+    group = quantization.group_of(spec.shape[1])
+    return replace(spec, packing=Packing(group, quantization.act_order, quantization.ternary))
 
 
 def _layer_specs(a: Architecture, layer: int) -> Iterable[WeightSpec]:
@@ -186,5 +195,5 @@ def parameter_count(architecture: Architecture) -> int:
 
 
 def packed_count(architecture: Architecture) -> int:
-    """Number of parameters that are in 4 bits."""
+    """Number of parameters that are in 4 bits, or ternary in 2."""
     return sum(spec.elements for spec in weight_specs(architecture) if spec.packing is not None)

@@ -89,4 +89,4 @@ def test_the_built_in_text_is_english_chinese_and_code(tokenizer):
     (document,) = trial_documents()
     assert "def " in document
     assert "模型" in document
-    assert len(tokenizer.encode(document)) > 8000
+    assert len(tokenizer.encode(document)) > 7000
