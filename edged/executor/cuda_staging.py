@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edged.memory.buffers import ModelPlan
 
 _PADDING = -1
-_MANY = 6
+_MANY = 16
 """Rows from which on numpy makes their random numbers faster than Python."""
 
 

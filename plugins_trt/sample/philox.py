@@ -60,4 +60,5 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.f
         first, second = c0 * m0, c2 * m1
         c0, c1, c2, c3 = (second >> shift) ^ c1 ^ k0, second & mask, (first >> shift) ^ c3 ^ k1, first & mask
         k0, k1 = (k0 + w0) & mask, (k1 + w1) & mask
-    return c0.astype(np.float64) / 2**32
+    numbers: npt.NDArray[np.float64] = c0.astype(np.float64) / 2**32
+    return numbers

@@ -291,6 +291,34 @@ def test_rows_of_every_kind_share_a_step(executors, prompt):
     assert chosen[2].host.logprobs is not None
 
 
+def test_many_rows_are_drawn_as_each_alone(folders, open_device, prompt):
+    """More rows than one at a time makes their random numbers."""
+    config = ModelConfig(
+        name="m",
+        path=folders["small"],
+        device="cuda",
+        dtype="float16",
+        context_length=64,
+        max_sequences=20,
+        prefill_chunk=64,
+    )
+    executor = CudaExecutor(config, open_device)
+    executor.load(lambda *_: None)
+    rows = tuple(SamplingRow(temperature=1.0, seed=seed, position=3) for seed in range(20))
+    runner = Runner(executor)
+    sequences = [runner.sequence(prompt[:9]) for _ in rows]
+    for sequence in sequences:
+        runner.logits([(sequence, 8)], "none")
+    batch = replace(runner.batch([(sequence, 1) for sequence in sequences]), sampling=rows)
+    together = executor.step(batch).tolist()
+    alone = []
+    for sequence, row in zip(sequences, rows, strict=True):
+        alone += executor.step(replace(runner.batch([(sequence, 1)]), sampling=(row,))).tolist()
+    # In a larger bucket the products are rounded another way: a draw at a border may differ.
+    assert sum(one != other for one, other in zip(together, alone, strict=True)) <= 1
+    executor.close()
+
+
 def test_a_step_that_needs_no_row_draws_nothing(executors, prompt):
     executor = executors("small", "float16")
     runner = Runner(executor)
