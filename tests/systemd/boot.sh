@@ -27,7 +27,7 @@ WorkingDirectory=/srv/edged
 Environment=HOME=/root EDGED_BOOTED=1 OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
 ExecStart=/bin/bash -c '$SOURCE/.venv/bin/python -m pytest -p no:cacheprovider --durations=5 tests/systemd/booted$arguments >/result/output 2>&1; echo \$? >/result/status'
 ExecStopPost=/bin/systemctl poweroff --no-block
-TimeoutStartSec=8min
+TimeoutStartSec=14min
 UNIT
 ln -s ../booted-tests.service "$root/etc/systemd/system/booted.target.wants/"
 ln -s booted.target "$root/etc/systemd/system/default.target"

@@ -33,7 +33,7 @@ rm -f "$out"/*.deb
 export SOURCE="$PWD" RESULT="$PWD/$out/result"
 rm -rf "$RESULT" && mkdir -p "$RESULT"
 status=0
-timeout 600 unshare --mount --propagation private bash tests/systemd/boot.sh "$@" || status=$?
+timeout 900 unshare --mount --propagation private bash tests/systemd/boot.sh "$@" || status=$?
 if [ ! -f "$RESULT/status" ]; then
     [ "$status" = 77 ] && exit 77
     tail -n 30 "$RESULT/console" 2>/dev/null || true

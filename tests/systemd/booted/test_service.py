@@ -15,7 +15,6 @@ from conftest import run
 
 from edged.client import Chunk, Client, Finished
 
-BACK_SECONDS = 20
 ADDRESS = "127.0.0.1:50051"
 LONG = {"temperature": 0.0, "ignore_eos": True}
 
@@ -29,7 +28,7 @@ def test_the_unit_is_clean_and_tight(package):
 def test_ready_comes_after_the_first_token(service):
     service.start()  # returns when the unit is active
     assert service.status()["state"] == "serving"
-    assert service.property("StatusText") == "serving smollm"
+    assert service.show("StatusText") == "serving smollm"
     messages = service.journal()
     loaded = next(index for index, text in enumerate(messages) if "first_token_seconds" in text)
     started = next(index for index, text in enumerate(messages) if text.startswith("Started edged"))
@@ -76,14 +75,14 @@ def test_a_reload_takes_over_what_it_can_and_loses_no_stream(running):
         next(event for event in stream if isinstance(event, Chunk))
         running.configure(log={"level": "debug"}, queue={"capacity": 3})
         run("systemctl", "reload", "edged")
-        assert running.property("ActiveState") == "active"
-        assert "a restart is needed for queue.capacity" in running.property("StatusText")
+        running.wait_status("a restart is needed for queue.capacity")
         assert list(stream)[-1].usage.generated_tokens == 60
     running.configure()
     run("systemctl", "reload", "edged")
+    running.wait_status("reloaded: ")
     Path("/etc/edged/edged.yaml").write_text("nonsense: 1\n")
     run("systemctl", "reload", "edged")
-    assert "reload refused" in running.property("StatusText")
+    running.wait_status("reload refused")
     assert running.status()["state"] == "serving"
     running.configure()
 
@@ -95,10 +94,10 @@ def test_stopping_drains(running):
         with ThreadPoolExecutor(1) as pool:
             rest = pool.submit(lambda: list(stream))
             running.stop()
-            last = rest.result(60)[-1]
+            last = rest.result(300)[-1]
         assert isinstance(last, Finished)
         assert last.usage.generated_tokens == 80
-    assert running.property("Result") == "success"
+    assert running.show("Result") == "success"
     assert not Path("/run/edged").exists()
 
 
@@ -107,38 +106,38 @@ def test_a_waiting_client_bridges_a_restart(running):
         assert client.generate("Hello", max_tokens=2, **LONG).answer()
         with ThreadPoolExecutor(1) as pool:
             restart = pool.submit(run, "systemctl", "restart", "edged")
-            while running.property("ActiveState") == "active":
+            while running.show("ActiveState") == "active":
                 time.sleep(0.01)
-            client.wait_ready(30)
+            client.wait_ready(60)
             answer = client.generate("Hello", max_tokens=4, timeout=60, **LONG).answer()
             restart.result(60)
         assert answer.finished.usage.generated_tokens == 4
 
 
 def test_a_frozen_engine_is_ended_by_the_daemon_and_is_back(running):
-    restarts = running.property("NRestarts")
+    restarts = running.show("NRestarts")
     engine = running.status()["engine_pid"]
     os.kill(engine, signal.SIGSTOP)
     began = time.monotonic()
     while running.edgectl("status", check=False).returncode == 0:
-        assert time.monotonic() - began < BACK_SECONDS
+        assert time.monotonic() - began < running.back_seconds
         time.sleep(0.1)
-    running.wait_serving(BACK_SECONDS - (time.monotonic() - began))
+    running.wait_serving(running.back_seconds - (time.monotonic() - began))
     status = running.status()
     assert status["engine_pid"] != engine
     assert "no sign of life" in status["last_error"]
-    assert running.property("NRestarts") == restarts, "the daemon stayed"
+    assert running.show("NRestarts") == restarts, "the daemon stayed"
 
 
 def test_a_frozen_daemon_is_ended_by_systemd_and_is_back(running):
-    restarts = int(running.property("NRestarts"))
+    restarts = int(running.show("NRestarts"))
     status = running.status()
     os.kill(status["daemon_pid"], signal.SIGSTOP)
     began = time.monotonic()
-    while int(running.property("NRestarts")) == restarts:
-        assert time.monotonic() - began < BACK_SECONDS
+    while int(running.show("NRestarts")) == restarts:
+        assert time.monotonic() - began < running.back_seconds
         time.sleep(0.1)
-    running.wait_serving(BACK_SECONDS)
+    running.wait_serving(running.back_seconds)
     assert any("Watchdog timeout" in text for text in running.journal())
     assert not Path(f"/proc/{status['engine_pid']}").exists(), "no engine outlives its daemon"
 
@@ -147,13 +146,13 @@ def test_a_frozen_daemon_is_ended_by_systemd_and_is_back(running):
 def test_a_killed_process_comes_back(running, which):
     status = running.status()
     os.kill(status[which], signal.SIGKILL)
-    end = time.monotonic() + BACK_SECONDS
+    end = time.monotonic() + running.back_seconds
     while time.monotonic() < end:
         done = running.edgectl("status", "--json", check=False)
         if done.returncode == 0 and running.status()[which] != status[which]:
             break
         time.sleep(0.05)
-    running.wait_serving(1)
+    running.wait_serving(5)
 
 
 def test_a_refused_configuration_is_not_tried_again(service):
@@ -161,9 +160,9 @@ def test_a_refused_configuration_is_not_tried_again(service):
     run("systemctl", "reset-failed", "edged", check=False)
     service.configure(memory={"budget": "300MiB"})
     assert run("systemctl", "start", "edged", check=False).returncode
-    assert service.property("ActiveState") == "failed"
-    assert service.property("ExecMainStatus") == "78"
-    assert service.property("NRestarts") == "0"
+    assert service.show("ActiveState") == "failed"
+    assert service.show("ExecMainStatus") == "78"
+    assert service.show("NRestarts") == "0"
     assert "300.00 MiB" in run("systemctl", "status", "edged", check=False).stdout
 
 
@@ -176,12 +175,12 @@ def test_a_second_crash_loop_ends_as_failed_with_a_status_that_says_why(service,
         run("systemctl", "reset-failed", "edged", check=False)
         service.configure()
         run("systemctl", "start", "--no-block", "edged")
-        end = time.monotonic() + 90
-        while service.property("ActiveState") != "failed":
+        end = time.monotonic() + 60 + 3 * service.back_seconds
+        while service.show("ActiveState") != "failed":
             assert time.monotonic() < end, service.journal()[-5:]
             time.sleep(0.2)
-        assert service.property("NRestarts") == "1"
-        assert service.property("ExecMainStatus") == "76"
+        assert service.show("NRestarts") == "1"
+        assert service.show("ExecMainStatus") == "76"
         shown = run("systemctl", "status", "edged", check=False).stdout
         assert "the engine ended 6 times in a row" in shown
         assert "No module named 'torch'" in shown
@@ -201,7 +200,7 @@ def test_edgectl_installs_and_uninstalls_the_service(service):
     done = run("edgectl", "service", "install", "--hardware", "cpu", "--now")
     assert f"wrote {unit}" in done.stdout
     assert "/etc/edged/edged.yaml" not in done.stdout, "a configuration that is there stays"
-    service.wait_serving(30)
+    service.wait_serving(60)
     assert run("systemctl", "is-enabled", "edged").stdout.strip() == "enabled"
     done = run("edgectl", "service", "uninstall")
     assert f"removed {unit}" in done.stdout
@@ -212,7 +211,7 @@ def test_edgectl_installs_and_uninstalls_the_service(service):
 def test_the_package_goes_without_a_trace_but_the_models(service):
     service.start()
     run("dpkg", "--purge", "edged")
-    assert service.property("ActiveState") == "inactive"
+    assert service.show("ActiveState") == "inactive"
     assert not Path("/opt/edged/bin").exists()
     assert not Path("/etc/edged").exists()
     assert Path("/var/lib/edged").is_dir()
