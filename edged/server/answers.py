@@ -28,7 +28,7 @@ from edged.server.responses import chunk_response, finished_response
 from edged.v1 import inference_pb2, types_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 
     from edged.config import ModelConfig
     from edged.decoding.parsing.formats import ToolFormat
@@ -267,7 +267,7 @@ def split_answers(submit: Submit) -> list[Submit]:
     ]
 
 
-async def merged(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, Event]]:
+async def merged(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, Event], None]:
     """The events of several streams as they come, each with its stream's number. The first that fails ends all.
 
     Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -218,24 +219,25 @@ class Inference:
             for index, each in enumerate(split_answers(submit)):
                 streams.append(self._supervisor.submit(each, client))
                 writers.append(AnswerWriter(answer_format, submit.request_id, index))
-            async for index, message in merged(streams):
-                observed.note(message)
-                if isinstance(message, Tokens):
-                    await context.write(writers[index].chunk(message))
-                elif isinstance(message, Started):
-                    if not started:
-                        await context.write(started_response(message, submit))
-                    started = True
-                elif isinstance(message, Finished):
-                    await context.write(writers[index].finished(message))
-                    log.info(
-                        "request finished",
-                        model=submit.model,
-                        reason=message.reason,
-                        prompt_tokens=message.prompt_tokens,
-                        generated_tokens=message.generated_tokens,
-                        seconds=_since(observed.arrived),
-                    )
+            async with aclosing(merged(streams)) as events:
+                async for index, message in events:
+                    observed.note(message)
+                    if isinstance(message, Tokens):
+                        await context.write(writers[index].chunk(message))
+                    elif isinstance(message, Started):
+                        if not started:
+                            await context.write(started_response(message, submit))
+                        started = True
+                    elif isinstance(message, Finished):
+                        await context.write(writers[index].finished(message))
+                        log.info(
+                            "request finished",
+                            model=submit.model,
+                            reason=message.reason,
+                            prompt_tokens=message.prompt_tokens,
+                            generated_tokens=message.generated_tokens,
+                            seconds=_since(observed.arrived),
+                        )
         finally:
             for stream in streams:
                 stream.cancel()  # after the end it does nothing

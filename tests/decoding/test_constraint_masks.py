@@ -93,6 +93,15 @@ def test_nothing_is_forced_where_every_token_is_to_be_drawn(compiler):
     assert text == "abcdef"
 
 
+def test_draft_tokens_are_held_to_the_form(compiler):
+    answer = start(compiler, lark_grammar('start: "abc" /[0-9]{2}/'))
+    draft = [token("ab"), token("c"), token("7"), token("a")]
+    assert answer.admissible(draft) == 3
+    assert answer.admissible(draft[1:]) == 0
+    answer.accept(token("ab"), forced=False)
+    assert answer.admissible(draft[1:]) == 2
+
+
 def test_an_answer_may_end_where_its_form_lets_it(compiler):
     answer = start(compiler, lark_grammar("start: /[0-9]+/"))
     assert "<end>" not in allowed(answer)

@@ -16,6 +16,8 @@ import numpy as np
 from edged.decoding.constraints.base import LIMITS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import llguidance
 
     from edged.decoding.constraints.base import Grammar
@@ -122,6 +124,15 @@ class AnswerGrammar:
             np.frombuffer(bits, np.uint8), bitorder="little", count=self._vocabulary
         ).view(np.bool_)
         return mask
+
+    def admissible(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens the answer may go on with, one after the other; for draft tokens."""
+        self._mask.result()
+        try:
+            return self._compiled.result().validate_tokens(list(tokens))
+        except BaseException as error:  # noqa: BLE001 - as in _compute
+            self._note_fault(error)
+            return 0
 
     def accept(self, token_id: int, *, forced: bool = True) -> list[int]:
         """The answer goes on with a token that was allowed and does not end it.
