@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from cryptography import x509
 
 from edged.errors import ListenError
 from edged.log import get_logger
@@ -145,6 +144,8 @@ def not_after(pem: bytes) -> datetime:
     Raises:
         ValueError: There is none.
     """
+    from cryptography import x509  # noqa: PLC0415 - several megabytes that a daemon without TLS does not need
+
     return x509.load_pem_x509_certificates(pem)[0].not_valid_after_utc
 
 
