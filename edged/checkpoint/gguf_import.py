@@ -11,6 +11,8 @@ from edged.checkpoint.gguf_file import GgufFile, can_dequantize
 from edged.checkpoint.gguf_llama import TensorSource, family_of, head_order, model_config, model_tensors
 from edged.checkpoint.gguf_packed import packed_arrays, packed_modules, packed_specs, quantization_config
 from edged.checkpoint.gguf_rope import exact_decimal
+from edged.checkpoint.gguf_ternary import TYPES as TERNARY_TYPES
+from edged.checkpoint.gguf_ternary import ternary_arrays, ternary_config, ternary_modules, ternary_specs
 from edged.checkpoint.gguf_tokenizer import GgufTokenizer, build_tokenizer
 from edged.checkpoint.model_folder import absolute, check_destination, new_folder, publish, write_json
 from edged.checkpoint.safetensors_files import SINGLE_FILE
@@ -41,6 +43,7 @@ def import_gguf(
     *,
     dtype: str = "float32",
     keep_4bit: bool = False,
+    keep_ternary: bool = False,
     progress: Progress | None = None,
     overwrite: bool = False,
     finish: Callable[[Path], None] | None = None,
@@ -52,6 +55,7 @@ def import_gguf(
         destination: The folder to make. It must not exist or be empty, unless ``overwrite``.
         dtype: Element type of the weights: float32, float16 or bfloat16.
         keep_4bit: Leave linears of type Q4_0 in 4 bits, as a GPTQ checkpoint; ``dtype`` is that of the others.
+        keep_ternary: Leave linears of types TQ1_0 and TQ2_0 ternary, in 2 bits; ``dtype`` is that of the others.
         progress: Called with what is being done ("tokenizer", "weights"), bytes done and bytes in all.
         overwrite: Replace a model folder that an earlier import made; any other folder is refused all the same.
         finish: Called with the complete folder before it takes its place; what it raises ends the import.
@@ -59,8 +63,13 @@ def import_gguf(
     Raises:
         CheckpointError: The file is damaged or holds what is not supported (named), the destination is taken, or
             the disk is too small. Nothing was written.
-        InvalidArgumentError: Unknown ``dtype``.
+        InvalidArgumentError: Unknown ``dtype``, or both of what can be kept: a folder has one kind of packed linears.
     """
+    if keep_4bit and keep_ternary:
+        raise InvalidArgumentError(
+            "a model folder has linears in 4 bits or ternary ones, not both; keep one kind",
+            field="keep_ternary",
+        )
     if dtype not in DTYPES:
         raise InvalidArgumentError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}", field="dtype")
     source, destination = Path(source), absolute(destination)
@@ -75,13 +84,22 @@ def import_gguf(
             )
         report("tokenizer", 1, 1)
         check_destination(destination, overwrite=overwrite)
-        packed = packed_modules(tensors) if keep_4bit else ()
-        if keep_4bit:
+        packed: tuple[str, ...] = ()
+        if keep_ternary:
+            packed = ternary_modules(tensors)
+            if not packed:
+                raise CheckpointError(
+                    f"{source}: holds no linears of type TQ1_0 or TQ2_0 that could stay ternary"
+                )
+            config["quantization_config"] = ternary_config(tensors, packed)
+        elif keep_4bit:
+            packed = packed_modules(tensors)
             if not packed:
                 raise CheckpointError(f"{source}: holds no linears of type Q4_0 that could stay in 4 bits")
             config["quantization_config"] = quantization_config(tensors, packed)
+        specs_of = ternary_specs if keep_ternary else packed_specs
         specs = {
-            name: packed_specs(name.removesuffix(".weight"), item.shape)
+            name: specs_of(name.removesuffix(".weight"), item.shape)
             if name.removesuffix(".weight") in packed
             else [TensorSpec(name, DTYPES[dtype], item.shape)]
             for name, item in tensors.items()
@@ -166,7 +184,8 @@ def _converted(
     if item.heads and len(item.shape) == 2:
         order = head_order(item.shape[0], item.heads)
     if len(specs) > 1:
-        yield from packed_arrays(file, name.removesuffix(".weight"), item, order)
+        arrays = ternary_arrays if item.tensor.type in TERNARY_TYPES else packed_arrays
+        yield from arrays(file, name.removesuffix(".weight"), item, order)
         return
     for values in file.read_rows(item.tensor, order):
         if item.heads and len(item.shape) == 1:  # a bias: one row, whose elements are permuted

@@ -40,7 +40,7 @@ def packed_modules(tensors: Mapping[str, TensorSource]) -> tuple[str, ...]:
         and source.shape[0] % 8 == 0
         and source.tensor.type is GGMLQuantizationType.Q4_0
     }
-    return tuple(sorted(name for name in found if all(each in found for each in _companions(name))))
+    return tuple(sorted(name for name in found if all(each in found for each in companions(name))))
 
 
 def quantization_config(tensors: Mapping[str, TensorSource], packed: tuple[str, ...]) -> dict[str, Any]:
@@ -104,6 +104,7 @@ def packed_arrays(
     yield f"{module}.g_idx", (np.arange(inputs) // GROUP).astype(np.int32)
 
 
-def _companions(module: str) -> list[str]:
+def companions(module: str) -> list[str]:
+    """The modules that are one product with a module, itself among them; none where it is alone."""
     folder, _, name = module.rpartition(".")
     return [f"{folder}.{each}" for group in _TOGETHER if name in group for each in group]

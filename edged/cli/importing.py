@@ -45,6 +45,14 @@ def command(
             show_default=False,
         ),
     ] = False,
+    keep_ternary: Annotated[
+        bool,
+        typer.Option(
+            "--keep-ternary",
+            help="GGUF: leave linears of types TQ1_0 and TQ2_0 ternary, in 2 bits; --dtype is that of the others.",
+            show_default=False,
+        ),
+    ] = False,
     overwrite: Annotated[
         bool,
         typer.Option(
@@ -94,9 +102,15 @@ def command(
             raise typer.BadParameter(
                 "a folder keeps the types that its weights have; leave it out", param_hint="'--dtype'"
             )
-        if keep_4bit and not is_gguf:
+        for wanted, option in ((keep_4bit, "--keep-4bit"), (keep_ternary, "--keep-ternary")):
+            if wanted and not is_gguf:
+                raise typer.BadParameter(
+                    "a folder keeps the types that its weights have; leave it out", param_hint=f"'{option}'"
+                )
+        if keep_4bit and keep_ternary:
             raise typer.BadParameter(
-                "a folder keeps the types that its weights have; leave it out", param_hint="'--keep-4bit'"
+                "a model folder has linears in 4 bits or ternary ones, not both; keep one kind",
+                param_hint="'--keep-ternary'",
             )
         if copy and is_gguf:
             raise typer.BadParameter(
@@ -106,7 +120,9 @@ def command(
             imported = import_model(
                 source,
                 destination,
-                options={"dtype": dtype or "float32", "keep_4bit": keep_4bit} if is_gguf else {"copy": copy},
+                options={"dtype": dtype or "float32", "keep_4bit": keep_4bit, "keep_ternary": keep_ternary}
+                if is_gguf
+                else {"copy": copy},
                 overwrite=overwrite,
                 origin={"kind": "file", "path": str(source.absolute())},
                 reference=reference,
