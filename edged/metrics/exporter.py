@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,7 +54,7 @@ class Exporter:
         """
         try:
             if self._path is not None:
-                self._path.unlink(missing_ok=True)
+                _remove_socket(self._path)
                 before = os.umask(0o777 & ~_MODE)
                 try:
                     self._server = await asyncio.start_unix_server(
@@ -115,6 +116,20 @@ class Exporter:
             encode, kind = choose_encoder(headers.get("accept", ""))
             body = encode(self._registry)
             await _send(writer, "200 OK", kind, body if method == "GET" else b"")
+
+
+def _remove_socket(path: Path) -> None:
+    """Remove the socket that a daemon which is gone has left.
+
+    Raises:
+        ListenError: Something else lies there.
+    """
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise ListenError(
+                f"{FIELD}: {path} exists and is no socket; remove it or choose another path", field=FIELD
+            )
+        path.unlink()
 
 
 async def _send(writer: asyncio.StreamWriter, status: str, kind: str, body: bytes) -> None:

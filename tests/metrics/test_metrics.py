@@ -288,6 +288,14 @@ def test_a_place_that_is_taken_is_named():
         asyncio.run(main(other.getsockname()[1]))
 
 
+def test_a_file_in_the_place_of_the_socket_is_left_alone(tmp_path):
+    place = tmp_path / "metrics"
+    place.write_text("precious")
+    with pytest.raises(errors.ListenError, match="is no socket"):
+        asyncio.run(Exporter(f"unix:{place}", CollectorRegistry()).start())
+    assert place.read_text() == "precious"
+
+
 def spans_of(run):
     pytest.importorskip("opentelemetry.sdk.trace")
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
