@@ -51,7 +51,7 @@ class Weights:
     """Random 4-bit weights of one kind, of all layers."""
 
     tiles: torch.Tensor  # int32 [layers, tiles, K / 64, 32, 4]
-    groups: torch.Tensor  # int32 [layers, K / G, 16 tiles]
+    groups: torch.Tensor  # int32 [layers, tiles, K / G, 8, 2]
 
     @classmethod
     def random(cls, outputs: int, inputs: int) -> Weights:
@@ -67,7 +67,7 @@ class Weights:
         )
         scale = torch.full((1,), 0.2 * inputs**-0.5, dtype=torch.float16).view(torch.int16)
         word = int(scale.item()) | 8 << 16
-        shape = (LAYERS, inputs // GROUP, outputs)
+        shape = (LAYERS, outputs // 16, inputs // GROUP, 8, 2)
         return cls(tiles, torch.full(shape, word, dtype=torch.int32, device="cuda"))
 
     @property

@@ -2,25 +2,30 @@
 
 nvcc is used where it is installed, else every NVRTC that is found; `--compiler nvrtc` asks for the latter, which makes
 one set of kernels for each CUDA version. What a compiler lacks a target for (CUDA 12.6: sm_120) is left out and said.
-Registers and spills of each kernel are recorded in the set's `manifest.json`; a kernel that spills is an error.
+Registers and spills of each kernel are recorded in the set's `manifest.json`; a kernel that spills is an error. What a set
+holds already, made from the sources as they are, is not compiled again.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import multiprocessing
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from plugins_trt import nvrtc
-from plugins_trt.registry import CUBINS, MANIFEST
+from plugins_trt.registry import CUBINS, MANIFEST, parse_version
+from plugins_trt.resources import Resources, SpillError, Target, parse_resources, refuse_spills, write_record
 from plugins_trt.sources import FOLDER, Source, sources
 
 if TYPE_CHECKING:
@@ -31,57 +36,6 @@ CAPABILITIES: tuple[tuple[int, int], ...] = ((8, 0), (8, 6), (8, 7), (8, 9), (9,
 
 PTX_CAPABILITY = (8, 0)
 """What the PTX is made for: any later device can run it."""
-
-_KERNEL = re.compile(r"Compiling entry function '(\w+)'")
-_SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
-_REGISTERS = re.compile(r"Used (\d+) registers")
-_SHARED = re.compile(r"(\d+) bytes smem")
-
-
-class SpillError(RuntimeError):
-    """A kernel keeps values in local memory; the message names it."""
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What one kernel takes of a multiprocessor."""
-
-    kernel: str
-    registers: int
-    stack_bytes: int
-    spill_stores: int
-    spill_loads: int
-    shared_bytes: int
-
-
-def parse_resources(log: str) -> list[Resources]:
-    """The resources of each kernel that ptxas reported, in the order of its report."""
-    found = []
-    kernel, spills = "", (0, 0, 0)
-    for line in log.splitlines():
-        if match := _KERNEL.search(line):
-            kernel, spills = match[1], (0, 0, 0)
-        elif match := _SPILLS.search(line):
-            spills = (int(match[1]), int(match[2]), int(match[3]))
-        elif (match := _REGISTERS.search(line)) and kernel:
-            shared = _SHARED.search(line)
-            found.append(Resources(kernel, int(match[1]), *spills, int(shared[1]) if shared else 0))
-            kernel = ""
-    return found
-
-
-def refuse_spills(source: Source, capability: tuple[int, int], resources: Sequence[Resources]) -> None:
-    """Refuses kernels that spill registers.
-
-    Raises:
-        SpillError: naming the first such kernel.
-    """
-    for each in resources:
-        if each.spill_stores or each.spill_loads:
-            raise SpillError(
-                f"{source.name} for sm_{capability[0]}{capability[1]}: {each.kernel} spills {each.spill_stores} bytes "
-                f"({each.spill_loads} read back) at {each.registers} registers"
-            )
 
 
 class Compiler(Protocol):
@@ -172,6 +126,11 @@ class Job:
     ptx: bool
 
     @property
+    def key(self) -> str:
+        """Tells it from every other, also from itself before its source changed."""
+        return f"{self.file} {self.source.hash}"
+
+    @property
     def file(self) -> str:
         """Where the image lies in its set."""
         target = f"{self.capability[0]}{self.capability[1]}"
@@ -198,37 +157,89 @@ def jobs_of(
 
 
 def build(compiler: Compiler, jobs: Sequence[Job], folder: Path, workers: int = 2) -> list[dict[str, object]]:
-    """Compiles `jobs` into `folder` and writes the set's manifest.
+    """Compiles into `folder` those of `jobs` that it does not hold yet, and writes the set's manifest.
+
+    What the folder holds of other jobs stays in the manifest for as long as its source is as it was.
+
+    Returns:
+        The manifest's entries of `jobs`, in their order.
 
     Raises:
         CompileError: A source does not compile.
         SpillError: A kernel spills.
     """
-
-    def run(job: Job) -> dict[str, object]:
-        compiled = compiler.compile(job.source.path, job.capability, include=FOLDER, ptx=job.ptx)
-        resources = [] if job.ptx else parse_resources(compiled.log)
-        if not job.ptx and not resources:
-            raise nvrtc.CompileError(f"{job.source.name}: the compiler reported no kernel:\n{compiled.log}")
-        refuse_spills(job.source, job.capability, resources)
-        path = folder / job.file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(compiled.image)
-        return {
-            "source": job.source.name,
-            "hash": job.source.hash,
-            "file": job.file,
-            "kind": "ptx" if job.ptx else "cubin",
-            "capability": f"{job.capability[0]}.{job.capability[1]}",
-            "kernels": {each.kernel: vars(each) for each in resources},
-        }
-
-    with ThreadPoolExecutor(workers) as pool:
-        entries = list(pool.map(run, jobs))
-    manifest = {"cuda": f"{compiler.version[0]}.{compiler.version[1]}", "binaries": entries}
+    held = _held(folder)
+    missing = [job for job in jobs if job.key not in held]
+    with _pool(compiler, workers) as pool:
+        for job, entry, image in pool.map(_compile, [compiler] * len(missing), missing):
+            path = folder / job.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _replace(path, image)
+            held[job.key] = entry
+    current = {source.hash for source in sources()} | {job.source.hash for job in jobs}
+    manifest = {
+        "cuda": f"{compiler.version[0]}.{compiler.version[1]}",
+        "binaries": [entry for key, entry in sorted(held.items()) if entry["hash"] in current],
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
-    return entries
+    _replace(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+    return [held[job.key] for job in jobs]
+
+
+def _compile(compiler: Compiler, job: Job) -> tuple[Job, dict[str, object], bytes]:
+    compiled = compiler.compile(job.source.path, job.capability, include=FOLDER, ptx=job.ptx)
+    resources = [] if job.ptx else parse_resources(compiled.log)
+    if not job.ptx and not resources:
+        raise nvrtc.CompileError(f"{job.source.name}: the compiler reported no kernel:\n{compiled.log}")
+    refuse_spills(job.source, job.capability, resources)
+    entry: dict[str, object] = {
+        "source": job.source.name,
+        "hash": job.source.hash,
+        "file": job.file,
+        "kind": "ptx" if job.ptx else "cubin",
+        "capability": f"{job.capability[0]}.{job.capability[1]}",
+        "image": hashlib.sha256(compiled.image).hexdigest(),
+        "kernels": {each.kernel: vars(each) for each in resources},
+    }
+    return job, entry, compiled.image
+
+
+def _held(folder: Path) -> dict[str, dict[str, object]]:
+    """The entries of a set whose images are there, whole, by `Job.key`."""
+    try:
+        entries = json.loads((folder / MANIFEST).read_text())["binaries"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    found = {}
+    for entry in entries:
+        try:
+            image = (folder / entry["file"]).read_bytes()
+        except OSError:
+            continue
+        if hashlib.sha256(image).hexdigest() == entry.get("image"):
+            found[f"{entry['file']} {entry['hash']}"] = entry
+    return found
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Writes a file that another process may be reading."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.write_bytes(content)
+    fresh.replace(path)
+
+
+def _pool(compiler: Compiler, workers: int) -> Executor:
+    # nvcc is a process of its own; an NVRTC compiles one program at a time in a process.
+    if workers == 1 or isinstance(compiler, Nvcc):
+        return ThreadPoolExecutor(workers)
+    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+
+
+def resources_of(entries: Sequence[dict[str, Any]]) -> list[tuple[str, Resources]]:
+    """The source's name and the resources of every kernel of a manifest's entries."""
+    return [
+        (entry["source"], Resources(**kernel)) for entry in entries for kernel in entry["kernels"].values()
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -243,6 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--operator", action="append", default=[], help="only this operator (repeatable)")
     parser.add_argument("--out", type=Path, default=CUBINS, help="folder of the sets, default %(default)s")
     parser.add_argument("--workers", type=int, default=2, help="compilations at a time, default %(default)s")
+    parser.add_argument("--record", type=Path, help="write the registers of every kernel to this file")
     options = parser.parse_args(arguments)
     capabilities = CAPABILITIES
     if options.capability:
@@ -257,6 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
+    recorded: dict[Target, list[tuple[str, Resources]]] = {}
     for compiler in found:
         name = f"cuda-{compiler.version[0]}.{compiler.version[1]}"
         jobs = jobs_of(compiler, capabilities, options.operator)
@@ -268,6 +281,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         missing = [f"sm_{a}{b}" for a, b in capabilities if (a, b) not in compiler.capabilities]
         left_out = f"; without {', '.join(missing)}, which this compiler does not know" if missing else ""
         print(f"{options.out / name}: {len(entries)} images{left_out}")  # noqa: T201
+        for capability in capabilities:
+            of_target = [
+                each
+                for each in entries
+                if each["kernels"] and parse_version(str(each["capability"])) == capability
+            ]
+            if of_target:
+                recorded[compiler.version, capability] = resources_of(of_target)
+    if options.record is not None:
+        write_record(options.record, recorded)
     return 0
 
 

@@ -12,6 +12,7 @@ import sys
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 _PATTERNS = ("nvidia/cuda_nvrtc/lib/libnvrtc.so.*", "nvidia/cu*/lib/libnvrtc.so.*")
 _SYSTEM = ("/usr/local/cuda/lib64", "/usr/local/cuda/targets/aarch64-linux/lib", "/usr/lib/aarch64-linux-gnu")
@@ -45,6 +46,9 @@ class Library:
         Raises:
             OSError: It is not there or not a library.
         """
+        # NVRTC opens its builtins by name alone, and finds them if they are open already.
+        for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so*")):
+            ctypes.CDLL(str(builtins))
         handle = ctypes.CDLL(path)
         major, minor, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
         handle.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
@@ -53,6 +57,10 @@ class Library:
         handle.nvrtcGetSupportedArchs(numbers)
         capabilities = frozenset((number // 10, number % 10) for number in numbers)
         return cls(path, (major.value, minor.value), capabilities, handle)
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        """Another process opens the library for itself."""
+        return Library.open, (self.path,)
 
     def compile(
         self, source: Path, capability: tuple[int, int], *, include: Path, ptx: bool = False

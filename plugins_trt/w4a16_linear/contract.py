@@ -59,7 +59,7 @@ class W4A16Linear:
 
     x: DeviceArray  # [M, K], rows may lie apart
     tiles: DeviceArray  # int32 or uint32 [tiles, K / 64, 32, 4]
-    groups: DeviceArray  # int32 or uint32 [K / G, 16 tiles]
+    groups: DeviceArray  # int32 or uint32 [tiles, K / G, 8, 2]
     out: DeviceArray  # [M, N], gated [M, N / 2]
     bias: DeviceArray | None = None  # [N]
     residual: DeviceArray | None = None  # [M, N]
@@ -70,7 +70,7 @@ class W4A16Linear:
         """Checks shapes and dtypes."""
         words = ("int32", "uint32")
         check_array("tiles", self.tiles, words, (None, None, 32, 4))
-        check_array("groups", self.groups, words, (None, self.tiles.shape[0] * TILE), alignment=4)
+        check_array("groups", self.groups, words, (self.tiles.shape[0], None, 8, 2))
         dtype = self.x.dtype
         if dtype not in KERNEL_DTYPES:
             raise LaunchError(f"x: dtype {dtype}, must be one of {tuple(KERNEL_DTYPES)}")
@@ -78,9 +78,9 @@ class W4A16Linear:
             raise LaunchError(f"x: shape {self.x.shape}, must be 1 to {MAX_ROWS} rows of {self.inputs}")
         check_rows("x", self.x, dtype, (None, self.inputs))
         check_array("out", self.out, dtype, (self.rows, None), alignment=2)
-        if self.inputs % self.groups.shape[0]:
+        if self.inputs % self.groups.shape[1]:
             raise LaunchError(
-                f"groups: {self.groups.shape[0]} groups of {self.inputs} inputs, which do not divide"
+                f"groups: {self.groups.shape[1]} groups of {self.inputs} inputs, which do not divide"
             )
         check_sizes(self.outputs, self.inputs, self.group, gated=self.gated)
         if tiles_of(self.outputs) != self.tiles.shape[0]:
@@ -113,7 +113,7 @@ class W4A16Linear:
     @property
     def group(self) -> int:
         """Inputs that share a scale."""
-        return self.inputs // self.groups.shape[0]
+        return self.inputs // self.groups.shape[1]
 
     @property
     def row_stride(self) -> int:

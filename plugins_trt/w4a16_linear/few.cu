@@ -9,116 +9,140 @@
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kStages = 8;
-constexpr int kAhead = 2;
-constexpr u32 kWordBytes = kThreads * 16;      // of a stage
-constexpr u32 kStageBytes = kWordBytes + kThreads * 8;
+constexpr int kStages = 4;
+constexpr int kInputs = 2 * kStep;         // of a round, two steps
+constexpr u32 kWordBytes = kThreads * 16;  // of a step
+constexpr u32 kStageBytes = 2 * kWordBytes + kThreads * 16;
 
-// Where the next copies of one thread come from, tile after tile.
+// Where the next copies of one thread come from, round after round, tile after tile.
 struct Source {
+    const uint4* words;
+    const uint2* groups;
     int tile;
-    int step;  // of the warp's share
+    int round;  // of the warp's share
 
-    __device__ __forceinline__ void copy(const Linear& args, int begin, u32 words, u32 groups) const {
-        int at = begin + step, lane = threadIdx.x & 31;
-        copy_async(words, args.tiles + ((i64)tile * args.steps + at) * 32 + lane);
-        const u32* row = args.groups + (i64)(at >> args.group_shift) * (kTile * args.tile_count) + tile * kTile + (lane >> 2);
-        copy_word_async(groups, row);
-        copy_word_async(groups + 4, row + kHalf);
+    __device__ __forceinline__ void seek(const Linear& args, int begin) {
+        int lane = threadIdx.x & 31;
+        words = args.tiles + ((i64)tile * args.steps + 2 * begin) * 32 + lane;
+        int count = args.steps >> args.group_shift;
+        groups = args.groups + ((i64)tile * count + (2 * begin >> args.group_shift)) * 8 + (lane >> 2);
     }
+};
+
+// A thread's inputs of a round: of row g of each tile of eight rows, sixteen of each step.
+template <int kTiles>
+struct Inputs {
+    uint4 of[kTiles][2][2];
 };
 
 template <typename T, int kTiles, bool kGated>
 __device__ __forceinline__ void few(const Linear& args) {
-    extern __shared__ __align__(16) unsigned char ring[];  // [kStages] of [kThreads] uint4, then [kThreads] uint2
+    extern __shared__ __align__(16) unsigned char ring[];  // [kStages] of [2, kThreads] uint4 and [kThreads, 2] uint2
     __shared__ float sums[2][kWarps][8 * kTiles][kTile];
     int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     int g = lane >> 2, t = lane & 3;
-    int begin = args.steps * warp / kWarps, count = args.steps * (warp + 1) / kWarps - begin;
+    int rounds = ceil_div(args.steps, 2);
+    int begin = rounds * warp / kWarps, count = rounds * (warp + 1) / kWarps - begin;
+    // Of an odd number of steps the last round has one.
+    int half_round = args.steps % 2 != 0 && begin + count == rounds ? count - 1 : -1;
+    int groups_ahead = args.group_shift == 0 ? 8 : 0;        // from a step's groups to the next one's
+    int groups_a_round = args.group_shift == 0 ? 16 : 8;
 
     u32 base = shared_address(ring);
-    Source next = {(int)blockIdx.x, 0};
-    int filled = 0, used = 0;
+    Source next = {nullptr, nullptr, (int)blockIdx.x, 0};
+    next.seek(args, begin);
+    u32 filled = 0, used = 0;  // bytes into the ring
     auto fill = [&] {
         if (next.tile < args.tile_count && count > 0) {
-            u32 stage = base + (u32)(filled & (kStages - 1)) * kStageBytes;
-            next.copy(args, begin, stage + threadIdx.x * 16, stage + kWordBytes + threadIdx.x * 8);
-            if (++next.step == count) {
-                next.step = 0;
+            u32 stage = base + filled;
+            bool whole = next.round != half_round;
+            copy_async(stage + threadIdx.x * 16, next.words);
+            copy_async(stage + kWordBytes + threadIdx.x * 16, whole ? next.words + 32 : next.words, whole);
+            copy_pair_async(stage + 2 * kWordBytes + threadIdx.x * 16, next.groups);
+            copy_pair_async(
+                stage + 2 * kWordBytes + threadIdx.x * 16 + 8, whole ? next.groups + groups_ahead : next.groups, whole);
+            next.words += 64;
+            next.groups += groups_a_round;
+            if (++next.round == count) {
+                next.round = 0;
                 next.tile += (int)gridDim.x;
+                next.seek(args, begin);
             }
         }
-        ++filled;
+        filled = filled == (kStages - 1) * kStageBytes ? 0 : filled + kStageBytes;
         copy_commit();
     };
 #pragma unroll 1
     for (int stage = 0; stage < kStages - 1; ++stage) fill();
     wait_for_dependencies();
 
-    // x: a thread's sixteen inputs of a step, of row g of each tile of eight rows; asked for some steps ahead.
-    const u16* x = args.x + (i64)g * args.x_stride + (i64)begin * kStep + 16 * t;
-    uint4 ahead[kAhead][kTiles][2];
+    // x is asked for a round ahead. Rows behind the last are the last again: their products are not stored.
+    const uint4* x[kTiles];
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+        const u16* row = args.x + (i64)min_int(8 * n + g, args.rows - 1) * args.x_stride;
+        x[n] = reinterpret_cast<const uint4*>(row + (i64)begin * kInputs + 16 * t);
+    }
     int asked = 0;
-    auto ask = [&](uint4 (&of_step)[kTiles][2]) {
+    auto ask = [&](Inputs<kTiles>& inputs) {
+        // (Where there is no second step, its weights are zeros.)
+        int second = asked != half_round ? kStep / 8 : 0;
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) {
-            of_step[n][0] = of_step[n][1] = uint4{0, 0, 0, 0};
-            if (8 * n + g < args.rows) {
-                const uint4* from = reinterpret_cast<const uint4*>(x + (i64)(8 * n) * args.x_stride + asked * kStep);
-                of_step[n][0] = from[0], of_step[n][1] = from[1];
-            }
+            const uint4* from = x[n] + asked * (kInputs / 8);
+            inputs.of[n][0][0] = from[0], inputs.of[n][0][1] = from[1];
+            inputs.of[n][1][0] = from[second], inputs.of[n][1][1] = from[second + 1];
         }
         asked = asked + 1 < count ? asked + 1 : 0;
     };
-    if (count > 0) {
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) ask(ahead[i]);
-    }
+    Inputs<kTiles> ahead;
+    if (count > 0) ask(ahead);
     bool released = false;
     int buffer = 0;
     for (int tile = (int)blockIdx.x; tile < args.tile_count; tile += (int)gridDim.x, buffer ^= 1) {
         float acc[kTiles][4] = {};
-#pragma unroll 1
-        for (int step = 0; step < count; ++step) {
-            uint4 b[kTiles][2];
-#pragma unroll
-            for (int n = 0; n < kTiles; ++n) {
-                b[n][0] = ahead[0][n][0], b[n][1] = ahead[0][n][1];
-#pragma unroll
-                for (int i = 0; i + 1 < kAhead; ++i)
-                    ahead[i][n][0] = ahead[i + 1][n][0], ahead[i][n][1] = ahead[i + 1][n][1];
-            }
-            ask(ahead[kAhead - 1]);
+        constexpr int kUnroll = kTiles == 1 ? 2 : 1;  // as registers allow: the next inputs need not be moved then
+#pragma unroll kUnroll
+        for (int round = 0; round < count; ++round) {
+            Inputs<kTiles> inputs = ahead;
+            ask(ahead);
             copy_wait<kStages - 2>();
-            const unsigned char* stage = ring + (used & (kStages - 1)) * kStageBytes;
-            uint4 words = *reinterpret_cast<const uint4*>(stage + threadIdx.x * 16);
-            uint2 group = *reinterpret_cast<const uint2*>(stage + kWordBytes + threadIdx.x * 8);
-            ++used;
+            const unsigned char* stage = ring + used;
+            uint4 words[2];
+            words[0] = *reinterpret_cast<const uint4*>(stage + threadIdx.x * 16);
+            words[1] = *reinterpret_cast<const uint4*>(stage + kWordBytes + threadIdx.x * 16);
+            uint4 both = *reinterpret_cast<const uint4*>(stage + 2 * kWordBytes + threadIdx.x * 16);
+            used = used == (kStages - 1) * kStageBytes ? 0 : used + kStageBytes;
             fill();
             // The next launch has its turn when all weights of this one have been asked for.
             if (!released && next.tile >= args.tile_count) {
                 released = true;
                 launch_dependents();
             }
-            u32 zero[2] = {Nibbles<T>::negative_zero(group.x), Nibbles<T>::negative_zero(group.y)};
-            float part[kTiles][4];
+            u32 groups[2][2] = {{both.x, both.y}, {both.z, both.w}};
 #pragma unroll
-            for (int s = 0; s < 4; ++s) {
-                u32 a[4];
-                weights_of_part<T>(a, words, s, zero);
+            for (int step = 0; step < 2; ++step) {
+                u32 zero[2] = {
+                    Nibbles<T>::negative_zero(groups[step][0]), Nibbles<T>::negative_zero(groups[step][1])};
+                float part[kTiles][4];
 #pragma unroll
-                for (int n = 0; n < kTiles; ++n) {
-                    const uint4& four = b[n][s / 2];
-                    u32 b0 = s % 2 == 0 ? four.x : four.z, b1 = s % 2 == 0 ? four.y : four.w;
-                    if (s == 0) T::mma_first(part[n], a[0], a[1], a[2], a[3], b0, b1);
-                    else T::mma(part[n], a[0], a[1], a[2], a[3], b0, b1);
+                for (int s = 0; s < 4; ++s) {
+                    u32 a[4];
+                    weights_of_part<T>(a, words[step], s, zero);
+#pragma unroll
+                    for (int n = 0; n < kTiles; ++n) {
+                        const uint4& four = inputs.of[n][step][s / 2];
+                        u32 b0 = s % 2 == 0 ? four.x : four.z, b1 = s % 2 == 0 ? four.y : four.w;
+                        if (s == 0) T::mma_first(part[n], a[0], a[1], a[2], a[3], b0, b1);
+                        else T::mma(part[n], a[0], a[1], a[2], a[3], b0, b1);
+                    }
                 }
+                float scale[2] = {scale_of(groups[step][0]), scale_of(groups[step][1])};
+#pragma unroll
+                for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) acc[n][i] = fmaf(part[n][i], scale[i / 2], acc[n][i]);
             }
-            float scale[2] = {scale_of(group.x), scale_of(group.y)};
-#pragma unroll
-            for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) acc[n][i] = fmaf(part[n][i], scale[i / 2], acc[n][i]);
         }
         // acc: outputs g and g + 8 of rows 8n + 2t and 8n + 2t + 1
 #pragma unroll

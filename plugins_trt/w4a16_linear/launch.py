@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _FORMAT = "PPPPPPPqiiiiii"
 _THREADS = 256
-_FEW_BYTES = 8 * _THREADS * (16 + 8)  # stages of words and of scales
+_FEW_BYTES = 4 * _THREADS * (32 + 16)  # stages of words and of scales
 _FEW_STATIC = 2 * 8 * FEW_ROWS * 16 * 4
 _RESERVED = 1024  # of each thread block, by the system
 _MANY_BYTES = {

@@ -8,7 +8,8 @@ its lowest four bits; scales float16 ``[N, K/G]``; zero points 0 to 15, ``[N, K/
   Lane ``4 g + t`` has inputs ``16 t .. 16 t + 15`` of outputs ``g`` (words 0 and 1) and ``g + 8`` (words 2 and 3), eight
   inputs a word. Of the eight, the even ones lie in the lower half of the word and the odd ones in the higher, so that
   ``(word >> 4 j) & 0x000f000f`` is the pair ``2 j, 2 j + 1``, as a register of a tensor-core operand has it;
-- ``groups``, uint32 ``[K / G, 16 ceil(N / 16)]``: the scale's bits in the lower half, the zero point in the higher.
+- ``groups``, uint32 ``[ceil(N / 16), K / G, 8, 2]``: of outputs ``g`` and ``g + 8``, which a lane needs together, the scale's
+  bits in the lower half and the zero point in the higher.
 
 Gated weights ``[gate; up]`` are laid so that a tile has 8 outputs of gate and the same 8 of up: a thread holds both.
 Outputs that fill the last tile up have scale 0.
@@ -88,7 +89,8 @@ def pack_groups(scales: npt.NDArray[Any], zeros: npt.NDArray[Any], *, gated: boo
     rows = rows_of_tiles(scales.shape[0], gated=gated)
     words = np.ascontiguousarray(scales, np.float16).view(np.uint16).astype(np.uint32)
     words |= zeros.astype(np.uint32) << np.uint32(16)
-    return np.ascontiguousarray(np.where(rows[:, None] >= 0, words[np.maximum(rows, 0)], np.uint32(0)).T)
+    laid = np.where(rows[:, None] >= 0, words[np.maximum(rows, 0)], np.uint32(0))  # [16 tiles, K/G]
+    return np.ascontiguousarray(laid.reshape(-1, 2, 8, words.shape[1]).transpose(0, 3, 2, 1))
 
 
 def _even_below_odd(words: UInt32) -> UInt32:

@@ -46,9 +46,8 @@ __device__ __forceinline__ void many(const Linear& args) {
             bool valid = has_inputs && tile < args.tile_count;
             i64 at = valid ? (i64)tile * args.steps + step : 0;
             copy_async(stage + threadIdx.x * 32 + m * 16, args.tiles + at * 32 + lane, valid);
-            i64 row = valid ? (i64)(step >> args.group_shift) * (kTile * args.tile_count) + tile * kTile + g : 0;
-            copy_word_async(stage + kWordBytes + threadIdx.x * 16 + m * 8, args.groups + row, valid);
-            copy_word_async(stage + kWordBytes + threadIdx.x * 16 + m * 8 + 4, args.groups + (valid ? row + kHalf : 0), valid);
+            i64 group = valid ? ((i64)tile * (args.steps >> args.group_shift) + (step >> args.group_shift)) * 8 + g : 0;
+            copy_pair_async(stage + kWordBytes + threadIdx.x * 16 + m * 8, args.groups + group, valid);
         }
     };
     auto copy_rows = [&](int round) {

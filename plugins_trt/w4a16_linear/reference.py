@@ -10,14 +10,16 @@ def widen(tiles: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
 
     Args:
         tiles: int32 or uint32 `[tiles, K / 64, 32, 4]` (see layout.py).
-        groups: int32 or uint32 `[K / G, 16 tiles]`.
+        groups: int32 or uint32 `[tiles, K / G, 8, 2]`.
     """
     count, steps = tiles.shape[:2]
     words = tiles.view(torch.int32).to(torch.int64).view(count, steps, 8, 4, 2, 2)  # g, t, half, word
     places = torch.tensor([4 * (number // 2 + 4 * (number % 2)) for number in range(8)], device=tiles.device)
     numbers = (words.unsqueeze(-1) >> places) & 15  # tile, step, g, t, half, word, number
     rows = numbers.permute(0, 4, 2, 1, 3, 5, 6).reshape(16 * count, 64 * steps)
-    meta = groups.view(torch.int32).to(torch.int64).t()  # [rows, K / G]
+    meta = (
+        groups.view(torch.int32).to(torch.int64).permute(0, 3, 2, 1).reshape(16 * count, -1)
+    )  # [rows, K / G]
     scales = (meta & 0xFFFF).to(torch.int32).to(torch.uint16).view(torch.float16).float()
     zeros = (meta >> 16) & 0xFFFF
     grouped = rows.view(len(rows), meta.shape[1], -1)

@@ -1,11 +1,12 @@
 // 4-bit weights as tensor-core operands; layout.py says how they lie.
 #pragma once
 #include "common.cuh"
+#include "w4a16_linear/copies.cuh"
 
 struct Linear {
     const u16* x;         // [rows, inputs], x_stride apart
     const uint4* tiles;   // [tiles, steps, 32]
-    const u32* groups;    // [inputs / G, 16 tiles]: scale and zero point
+    const uint2* groups;  // [tiles, inputs / G, 8]: scale and zero point of outputs g and g + 8
     u16* out;             // [rows, outputs]
     const u16* bias;      // [outputs, or gate and up], or null
     const u16* residual;  // [rows, outputs] or null

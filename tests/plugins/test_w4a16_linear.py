@@ -137,11 +137,13 @@ def test_arguments_are_refused_by_name():
     assert refused(x=array(torch.zeros(65, 256, dtype=torch.bfloat16))).startswith("x: shape (65, 256)")
     assert refused(x=array(torch.zeros(20, 128, dtype=torch.bfloat16))).startswith("x: shape")
     assert refused(tiles=array(case.tiles.float())).startswith("tiles: dtype")
-    assert refused(groups=array(case.groups[:, :32].contiguous())).startswith("groups: shape")
-    assert refused(groups=array(torch.zeros(1, 48, dtype=torch.int32))).startswith(
+    assert refused(groups=array(case.groups[:2].contiguous())).startswith("groups: shape")
+    assert refused(groups=array(torch.zeros(3, 1, 8, 2, dtype=torch.int32))).startswith(
         "group: 256, must be one of"
     )
-    assert refused(groups=array(torch.zeros(3, 48, dtype=torch.int32))).startswith("groups: 3 groups of 256")
+    assert refused(groups=array(torch.zeros(3, 3, 8, 2, dtype=torch.int32))).startswith(
+        "groups: 3 groups of 256"
+    )
     assert refused(out=array(torch.zeros(20, 20, dtype=torch.bfloat16)), residual=None, bias=None).startswith(
         "out: shape (20, 20), must be of 3 tiles"
     )

@@ -103,6 +103,7 @@ struct BF16 : Pairs<BF16> {
 
 inline float exp2_fast(float x) { return std::exp2(x); }
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+inline int min_int(int a, int b) { return a < b ? a : b; }
 
 struct Copy {
     u32 to;
@@ -124,7 +125,6 @@ inline void copy_bytes(const Copy& copy) {
     else copy.run();
 }
 inline void copy_async(u32 to, const void* from, bool valid = true) { copy_bytes({to, from, 16, valid}); }
-inline void copy_word_async(u32 to, const void* from, bool valid = true) { copy_bytes({to, from, 4, valid}); }
 inline void copy_commit() {
     t_groups.push_back(t_open);
     t_open.clear();
