@@ -9,7 +9,7 @@ import time
 
 import grpc
 import pytest
-from conftest import IDS, SAMPLED
+from attacked import IDS, SAMPLED
 from grpc_health.v1 import health_pb2
 
 from edged.client import Client

@@ -9,7 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import IDS, SAMPLED
+from attacked import IDS, SAMPLED
 
 from edged import errors
 from edged.client import Client, Finished
