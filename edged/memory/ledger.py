@@ -280,8 +280,7 @@ def _suspended_rows(plan: ModelPlan) -> tuple[LedgerRow, ...]:
     slots = plan.host_kv // page
     if not slots:
         raise ConfigError(
-            f"host_kv is {format_size(plan.host_kv)} and a page takes {format_size(page)}: nothing could be suspended; write "
-            "at least the pages of one sequence, or leave it out",
+            f"host_kv is {format_size(plan.host_kv)} and a page takes {format_size(page)}: nothing could be suspended",
             field="host_kv",
         )
     return (

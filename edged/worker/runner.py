@@ -9,13 +9,13 @@ from edged.decoding.answer import Answer
 from edged.decoding.constraints.masks import GrammarCompiler
 from edged.decoding.detokenizer import Detokenizer
 from edged.decoding.host_options import make_host_sampler
-from edged.errors import Code, EdgedError, InvalidArgumentError, UnsupportedError
+from edged.errors import Code, EdgedError, InvalidArgumentError
 from edged.executor.host_sampler import NO_TOKEN
 from edged.log import get_logger
-from edged.memory.host_pages import HostPages
-from edged.scheduler.holdings import Holdings
 from edged.scheduler.request import Request
 from edged.scheduler.scheduler import Scheduler
+from edged.worker.holdings import make_holdings
+from edged.worker.logprobs import token_logprobs
 from edged.worker.measures import SpeedBook
 from edged.worker.messages import (
     Cancel,
@@ -26,7 +26,6 @@ from edged.worker.messages import (
     Started,
     Submit,
     Timings,
-    TokenLogprobs,
     Tokens,
 )
 
@@ -153,7 +152,7 @@ class ModelRunner:
                 why = request.grammar.error if request.grammar is not None else ""
                 self._fail(request.request_id, Code.INVALID_ARGUMENT, why or _ALL_FORBIDDEN)
                 continue
-            logprobs = self._logprobs(request)
+            logprobs = token_logprobs(request.host, self._texts)
             self._note_token(request, now)
             taken, text = request.take(token)
             self._send(Tokens(request.request_id, taken, text, seconds, logprobs))
@@ -270,6 +269,12 @@ class ModelRunner:
             raise InvalidArgumentError(
                 f"stops.max_tokens is {message.stops.max_tokens}: at least 1", field="stops.max_tokens"
             )
+        if message.session and not self._holdings.sessions.most_pages:
+            raise InvalidArgumentError(
+                f"session is {message.session!r}, and model {self.config.name} keeps no sessions (prefix_cache, "
+                "session_share): leave it out",
+                field="session",
+            )
         if "" in message.stops.strings:
             raise InvalidArgumentError(
                 "stops.strings holds an empty string: leave it out", field="stops.strings"
@@ -298,15 +303,6 @@ class ModelRunner:
             host=make_host_sampler(message.sampling, message.stops, token_ids, grammar),
             grammar=grammar,
         )
-
-    def _logprobs(self, request: Request) -> tuple[TokenLogprobs, ...]:
-        """Log probabilities of the token that was just drawn, where the request asks for them."""
-        found = None if request.host is None else request.host.logprobs
-        if found is None:
-            return ()
-        pieces = (self._texts.token_text(token_id) for token_id in found.top_ids)
-        texts = tuple(piece if isinstance(piece, bytes) else piece.encode() for piece in pieces)
-        return (TokenLogprobs(found.chosen, found.top_ids, found.top, texts),)
 
     def _note_token(self, request: Request, now: float) -> None:
         """Keep the times of a request's tokens."""
@@ -355,31 +351,6 @@ class ModelRunner:
     ) -> None:
         self._send(Failed(request_id, code.value, message, retry_seconds, field))
         _log.debug("request failed", request_id=request_id, code=code.name, why=message)
-
-
-def make_holdings(config: ModelConfig, executor: Executor) -> Holdings:
-    """Pages, cache, sessions and host memory as a model's configuration has them.
-
-    Raises:
-        UnsupportedError: Requests are to be suspended and the executor cannot copy pages.
-    """
-    host = None
-    if config.host_kv:
-        if not executor.page_bytes:
-            raise UnsupportedError(
-                f"model {config.name}: its executor does not copy pages, so nothing can be suspended: remove host_kv",
-                field="host_kv",
-            )
-        slots = config.host_kv // executor.page_bytes
-        host = HostPages(slots, executor.page_bytes, executor.read_pages, executor.write_pages)
-    pages = executor.limits.pages
-    return Holdings(
-        pages,
-        caches=config.prefix_cache,
-        session_pages=int(pages * config.session_share) if config.prefix_cache else 0,
-        host=host,
-        model=config.name,
-    )
 
 
 def _least_tokens(message: Submit) -> int:

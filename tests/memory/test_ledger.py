@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edged.config import Config, MemoryConfig, ModelConfig
@@ -112,6 +112,7 @@ def test_a_context_is_rounded_up_to_whole_pages():
     assert pages == {64: 2, 65: 4, 128: 4, 4096: 128}
 
 
+@settings(deadline=None)
 @given(
     length=st.integers(64, 20_000),
     sequences=st.integers(1, 16),
