@@ -34,7 +34,7 @@ def drive(seed, model):
             max_tokens=1 + each.max_tokens // 7,
             at=each.at // 2,
         )
-        for each in schedule[:4]
+        for each in schedule[:3]
     ]
     shape["prefill_chunk"] = max(12, shape["prefill_chunk"])
     extra = max(8, extra)
