@@ -156,13 +156,14 @@ def test_sparse_logits_are_the_cpus(executors, reference, prompt, model):
     ours = [
         runner.logits([(sequence, count)], "all") for count in (280, 40, 150)
     ]  # the second crosses dense_below
-    ours += [runner.logits([(sequence, 1)]) for _ in range(50)]
+    ours += [runner.logits([(sequence, 1)]) for _ in range(25)]
     ours = np.concatenate(ours)
+    expected = expected[: len(ours)]
     rows = np.abs(ours - expected).mean(1) / expected.std()
     # A block within rounding of the last one chosen may be swapped, here and there.
     assert np.median(rows) < ERROR["float16"]
     assert (rows > 5 * ERROR["float16"]).mean() < 0.05
-    assert error(expected, reference(model)) > 10 * ERROR["float16"]
+    assert error(expected, reference(model)[: len(ours)]) > 10 * ERROR["float16"]
 
 
 def test_a_sequence_crosses_dense_below_while_decoding(executors, reference, prompt):
@@ -250,7 +251,7 @@ def test_tokens_are_drawn_as_the_reference_draws_them(executors, prompt):
     runner = Runner(executor)
     sequence = runner.sequence(prompt)
     runner.logits([(sequence, 100)], "none")
-    for position in range(20):
+    for position in range(8):
         for row in ROWS:
             row = replace(row, position=position)  # noqa: PLW2901
             batch = replace(runner.batch([(sequence, 1)]), sampling=(row,))
