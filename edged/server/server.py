@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 import grpc
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from edged.worker.supervisor import Supervisor
 
 _STOP_SECONDS = 2.0
+
+log = get_logger("server")
 _HANDSHAKE_MILLISECONDS = 10_000
 
 
