@@ -15,7 +15,7 @@ class WatchdogConfig:
         default=None,
         metadata=_key(
             "Longest time that an engine with requests may take for one step; an idle one has this long too, at most "
-            "10s, for a sign of life",
+            "20s, for a sign of life",
             unit="duration",
             low=1,
             high=86400,

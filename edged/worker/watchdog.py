@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from edged.config import WatchdogConfig
     from edged.worker.messages import ToDaemon
 
-IDLE_SECONDS = 10.0
+IDLE_SECONDS = 20.0
 """An idle engine beats each second; one that is silent for this long is ended."""
 CHECK_SECONDS = 0.5
 """Time between two looks."""

@@ -43,7 +43,7 @@ def serving(step_timeout=30.0):
     return watchdog
 
 
-def test_a_busy_engine_has_the_step_timeout_and_an_idle_one_ten_seconds():
+def test_a_busy_engine_has_the_step_timeout_and_an_idle_one_twenty():
     assert looks_until_hung(serving(), busy=True) == 30 + CHECK_SECONDS
     assert looks_until_hung(serving(), busy=False) == IDLE_SECONDS + CHECK_SECONDS
     assert looks_until_hung(serving(3.0), busy=False) == 3 + CHECK_SECONDS
