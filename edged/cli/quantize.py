@@ -14,7 +14,13 @@ from edged.errors import EdgedError, InvalidArgumentError
 _TERNARY = "ternary-pack"
 _METHODS = ("rtn", "gptq", "p-gptq", "awq-gptq", _TERNARY)
 _ROW = "row"
-_OPTIONS = {"sequence_length": "--sequence-length", "act_order": "--act-order", "skip_first": "--skip-first"}
+_CALIBRATION = "calibration"
+_OPTIONS = {
+    "sequence_length": "--sequence-length",
+    "act_order": "--act-order",
+    "skip_first": "--skip-first",
+    "head": "--lm-head",
+}
 
 
 def command(
@@ -142,6 +148,9 @@ def command(
             options = {"dtype": dtype, "device": device, "overwrite": overwrite}
             _quantize(source, destination, recipe, text, threads=threads, options=options)
     except InvalidArgumentError as error:
+        if error.field == _CALIBRATION:
+            say_error(error.message)
+            return ExitCode.FILE
         option = _OPTIONS.get(error.field, f"--{error.field}") if error.field else None
         raise typer.BadParameter(error.message, param_hint=option and f"'{option}'") from None
     except EdgedError as error:

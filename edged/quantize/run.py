@@ -110,6 +110,11 @@ def quantize(
         raise InvalidArgumentError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}", field="dtype")
     if recipe.calibrated and calibration is None:
         raise InvalidArgumentError(f"{recipe.method} needs calibration text", field="calibration")
+    if calibration is not None and recipe.skipped >= calibration.sequences.shape[1]:
+        raise InvalidArgumentError(
+            f"skip_first {recipe.skipped} leaves nothing of sequences of {calibration.sequences.shape[1]} tokens",
+            field="skip_first",
+        )
     if source.resolve() == destination.resolve():
         raise CheckpointError(f"{source}: is the destination too; choose another destination")
     chosen = _device(device)

@@ -155,7 +155,8 @@ def _specs(dense: Source, group: int) -> Iterator[TensorSpec]:
     for spec in dense.specs:
         for part in spec.sources:
             if is_packed(spec):
-                yield from module_specs(part.module, *part.shape, group or spec.shape[1])
+                outputs, inputs = part.shape
+                yield from module_specs(part.module, outputs, inputs, group or inputs)
             else:
                 yield TensorSpec(part.name, dense.kind(part.name), part.shape)
 

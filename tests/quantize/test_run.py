@@ -267,6 +267,12 @@ def test_recipes_that_do_not_fit_are_refused(folders, text, tmp_path, recipe, me
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_hessian_of_nothing_is_refused(folders, text, tmp_path):
+    used = calibration(folders["llama"], text)
+    with pytest.raises(InvalidArgumentError, match="skip_first 48 leaves nothing of sequences of 48 tokens"):
+        quantize(folders["llama"], tmp_path / "q", Recipe(group=32, skip_first=48), used)
+
+
 def test_a_tied_head_and_quantized_models_are_refused(folders, text, tmp_path):
     used = calibration(folders["qwen2"], text)
     with pytest.raises(InvalidArgumentError, match="tie_word_embeddings"):
