@@ -52,6 +52,14 @@ def command(
             "--dtype", "-d", metavar="DTYPE", help=f"GGUF: type of the weights: {', '.join(_DTYPES)}."
         ),
     ] = "float32",
+    keep_4bit: Annotated[
+        bool,
+        typer.Option(
+            "--keep-4bit",
+            help="GGUF: leave Q4_0 linears in 4 bits instead of widening them.",
+            show_default=False,
+        ),
+    ] = False,
     offline: Annotated[
         bool,
         typer.Option(
@@ -89,7 +97,7 @@ def command(
     except InvalidArgumentError as error:
         raise typer.BadParameter(error.message, param_hint="'REPO[@REV]'") from None
     target = absolute(destination or models_folder() / name.rpartition("/")[2])
-    options = _Options(name, revision, target, file, dtype, reference, overwrite)
+    options = _Options(name, revision, target, file, dtype, keep_4bit, reference, overwrite)
     try:
         return _pull_offline(options) if offline or _is_offline() else _pull(options)
     except EdgedError as error:
@@ -106,6 +114,7 @@ class _Options:
     destination: Path
     file: str
     dtype: str
+    keep_4bit: bool
     reference: bool
     overwrite: bool
 
@@ -189,7 +198,7 @@ def _import(options: _Options, source: Path, commit: str, bars: ProgressBars, *,
     return import_model(
         source,
         options.destination,
-        options={} if source.is_dir() else {"dtype": options.dtype},
+        options={} if source.is_dir() else {"dtype": options.dtype, "keep_4bit": options.keep_4bit},
         overwrite=overwrite,
         origin=origin,
         reference=options.reference,
