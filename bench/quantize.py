@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--methods", default="rtn,gptq,p-gptq,awq-gptq", help="separated by commas")
     parser.add_argument("--group", type=int, default=64)
     parser.add_argument("--asym", action="store_true", help="with zero points")
-    parser.add_argument("--sequences", type=int, default=32, help="of 512 tokens each to calibrate with")
+    parser.add_argument("--sequences", type=int, default=16, help="of 512 tokens each to calibrate with")
     parser.add_argument("--tokens", type=int, default=20480, help="to measure")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="edged-bench-") as scratch:
