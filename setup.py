@@ -40,6 +40,9 @@ class BuildWithProtos(build_py):
     def run(self) -> None:
         """Compile, then build as usual."""
         compile_protos(ROOT)
+        # A tree that was never built has no such package yet when setuptools looks for them.
+        if "edged.v1" not in self.packages:
+            self.packages.append("edged.v1")
         super().run()
 
 

@@ -23,6 +23,8 @@ from edged.cli.terminal import say_error
 from edged.errors import FailedPreconditionError
 
 _ACTIONS = ("install", "uninstall")
+_BOOTED = Path("/run/systemd/system")
+"""There where systemd runs (sd_booted(3))."""
 
 
 def command(
@@ -102,7 +104,7 @@ def command(
     for folder in plan.folders:
         shutil.chown(root / folder, "edged", "edged")
         shutil.chown((root / folder).parent, "edged", "edged")
-    _call("systemctl", "daemon-reload")
+    _reload_manager()
     if now:
         _call("systemctl", "enable", "--now", "edged.service")
         return ExitCode.DONE
@@ -115,16 +117,22 @@ def command(
 
 
 def _uninstall(root: Path, *, live: bool, purge: bool) -> int:
-    if live:
+    if live and _BOOTED.is_dir():
         subprocess.run(["systemctl", "disable", "--now", "edged.service"], check=False)  # noqa: S607 - the system's
     gone = remove_files(root, purge=purge)
     for place in gone:
         sys.stdout.write(f"removed {place}\n")
     if live:
-        _call("systemctl", "daemon-reload")
+        _reload_manager()
     if not gone:
         sys.stdout.write("nothing was installed by edgectl\n")
     return ExitCode.DONE
+
+
+def _reload_manager() -> None:
+    """Let systemd read its units again, where it runs: an image that is being built has none."""
+    if _BOOTED.is_dir():
+        _call("systemctl", "daemon-reload")
 
 
 def _call(*words: str) -> None:
