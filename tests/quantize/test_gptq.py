@@ -201,3 +201,18 @@ def test_smoothing_scales_have_the_least_error(seed, tied):
     errors = [error(each / np.sqrt(each.max() * each.min())) for each in candidates]
     assert error(found) == pytest.approx(min(errors), rel=1e-6)
     assert error(found) <= error(np.ones(16)) * (1 + 1e-9)
+
+
+def test_without_outliers_at_the_first_positions_the_others_are_served_better():
+    """What P-GPTQ is for: a few rows of inputs hundreds of times as large hide all others from the Hessian."""
+    for seed in range(5):
+        weight, x = case(seed, 24, 128)
+        random = np.random.default_rng(seed)
+        first = 300 * random.standard_normal((12, 128)) * np.abs(x).mean()
+        recipe = Recipe(group=64)
+        exact = x @ weight.T
+        errors = [
+            np.linalg.norm(x @ solve(weight, inputs, recipe).dense.numpy().T - exact)
+            for inputs in (x, np.concatenate([first, x]))
+        ]
+        assert errors[0] < 0.9 * errors[1]
