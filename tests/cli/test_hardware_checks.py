@@ -226,7 +226,6 @@ def test_a_bundle_without_a_daemon_says_what_it_lacks(tmp_path, monkeypatch, cap
 @pytest.mark.parametrize(
     ("text", "hidden"),
     [
-        *((f"it was {make_token()}", "edged_") for _ in range(20)),
         ("authorization: Bearer abc.def-ghi", "abc.def"),
         ("HF_TOKEN=hf_abcdefgh1234", "hf_abc"),
         ('"api_key": "sk-12345678"', "sk-1234"),
@@ -239,6 +238,11 @@ def test_a_bundle_without_a_daemon_says_what_it_lacks(tmp_path, monkeypatch, cap
 )
 def test_secrets_are_cut_out(text, hidden):
     assert hidden not in without_secrets(text)
+
+
+def test_every_token_is_cut_out():
+    for _ in range(100):
+        assert "edged_" not in without_secrets(f"it was {make_token()}")
 
 
 def test_paths_and_counts_stay():
