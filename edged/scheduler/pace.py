@@ -38,20 +38,52 @@ class _Rate:
         self._seconds = self._seconds * _FADE + seconds
 
 
+class _Sizes:
+    """What steps of prompts take, by their size.
+
+    A step costs something before its first token, so a token of a small step costs many times one of a large step, and
+    no number of small steps tells what a large one takes.
+    """
+
+    def __init__(self) -> None:
+        self._rates: dict[int, _Rate] = {}  # power of two of the tokens
+
+    def add(self, tokens: int, seconds: float) -> None:
+        self._rates.setdefault(_bucket(tokens), _Rate()).add(tokens, seconds)
+
+    def seconds(self, tokens: int) -> float | None:
+        """What a step of ``tokens`` takes at least, after the size seen that is next to it; None if none was seen.
+
+        Of a size that was not seen, the next larger one has the cheaper tokens, and the next smaller one as a whole
+        takes less. So a request is refused for its deadline only on a speed that was measured.
+        """
+        if not self._rates:
+            return None
+        bucket = _bucket(tokens)
+        larger = [each for each in self._rates if each >= bucket]
+        if larger:
+            return tokens * (self._rates[min(larger)].seconds or 0.0)
+        below = max(self._rates)
+        return float(2**below) * (self._rates[below].seconds or 0.0)
+
+
 class Pace:
     """Measured speeds of one model.
 
     Args:
         prefill_share: Part of a step's time that prompts may take while streams run, above 0; 1 sets no limit.
+        prefill_chunk: Most prompt tokens in a step.
     """
 
-    def __init__(self, prefill_share: float = 1.0) -> None:
+    def __init__(self, prefill_share: float = 1.0, prefill_chunk: int = 512) -> None:
         if not 0 < prefill_share <= 1:
             raise ValueError(f"prefill_share is above 0 and at most 1, not {prefill_share}")
         self._share = prefill_share
+        self._chunk = prefill_chunk
         self._decode: dict[int, float] = {}  # power of two of the streams -> seconds of a step of them alone
-        self._alone = _Rate()  # prompt tokens of steps without streams
+        self._alone = _Sizes()  # steps of prompts without streams
         self._beside = _Rate()  # what prompt tokens add to a step of streams
+        self._pieces = _Rate()  # the same, of pieces as a long prompt is cut into
         self._last = FIRST_TOKENS
 
     def note(self, streams: int, prompt_tokens: int, seconds: float) -> None:
@@ -70,7 +102,10 @@ class Pace:
             self._last = prompt_tokens
             alone = self.decode_seconds(streams)
             if alone is not None:
-                self._beside.add(prompt_tokens, max(seconds - alone, 0.05 * seconds))
+                added = max(seconds - alone, 0.05 * seconds)
+                self._beside.add(prompt_tokens, added)
+                if prompt_tokens >= LEAST_TOKENS:
+                    self._pieces.add(prompt_tokens, added)
 
     def prompt_tokens(self, streams: int, most: int) -> int:
         """Prompt tokens that the next step may hold beside ``streams`` streams, at most ``most``."""
@@ -97,16 +132,19 @@ class Pace:
         return known[max(below)] if below else known[min(known)]
 
     def prompt_seconds(self, tokens: int, streams: int) -> float | None:
-        """Seconds until ``tokens`` tokens of a prompt are stored while ``streams`` streams run; None if unknown."""
-        a_token = self._alone.seconds
-        if a_token is None:
-            a_token = self._beside.seconds
-        if a_token is None:
+        """Seconds until ``tokens`` tokens of a prompt are stored while ``streams`` streams run; None if unknown.
+
+        Rather too few than too many, where no step of such a size was seen.
+        """
+        a_token = self._pieces.seconds
+        if streams and self._share < 1 and a_token is not None:
+            return tokens * a_token / self._share
+        whole, rest = divmod(tokens, self._chunk)
+        a_chunk = self._alone.seconds(self._chunk)
+        if a_chunk is None:
             return None
-        if not streams or self._share == 1:
-            return tokens * a_token
-        beside = self._beside.seconds
-        return tokens * (a_token if beside is None else beside) / self._share
+        seconds = whole * a_chunk + ((self._alone.seconds(rest) or 0.0) if rest else 0.0)
+        return seconds / self._share if streams else seconds
 
     def _note_decode(self, streams: int, seconds: float) -> None:
         bucket = _bucket(streams)

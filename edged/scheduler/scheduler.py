@@ -59,7 +59,7 @@ class Scheduler:
         self.holdings = Holdings(limits.pages, caches=False) if holdings is None else holdings
         self.pool = self.holdings.pool
         self.queue = WaitingQueue(queue_capacity, aging)
-        self.pace = Pace(prefill_share)
+        self.pace = Pace(prefill_share, prefill_chunk)
         self.running: list[Request] = []
         """Requests that hold pages, in the order of their admission."""
         self.started: list[Request] = []

@@ -97,3 +97,41 @@ def test_speeds_give_times():
 def test_a_share_outside_its_range_is_refused(share):
     with pytest.raises(ValueError, match="prefill_share"):
         Pace(share)
+
+
+def machine(tokens):
+    """A step of prompts takes 30 ms, and 1 ms more for each of its tokens."""
+    return 0.030 + 0.001 * tokens
+
+
+def test_short_prompts_say_little_of_a_long_one():
+    pace = Pace(0.5, prefill_chunk=512)
+    for _ in range(100):
+        pace.note(0, 1, machine(1))
+    assert pace.prompt_seconds(900, 0) <= machine(512) + machine(388)
+    assert pace.prompt_seconds(1, 0) == pytest.approx(machine(1))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 60, 511, 512, 513, 5000])
+def test_a_prompt_is_estimated_from_steps_of_its_size(tokens):
+    pace = Pace(0.5, prefill_chunk=512)
+    for size in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
+        pace.note(0, size, machine(size))
+    takes = sum(machine(min(512, tokens - start)) for start in range(0, tokens, 512))
+    assert 0.5 * takes <= pace.prompt_seconds(tokens, 0) <= 1.01 * takes
+
+
+def test_a_short_prompt_after_long_ones_is_not_expected_to_take_longer_than_it_does():
+    pace = Pace(0.5, prefill_chunk=512)
+    pace.note(0, 512, machine(512))
+    assert 0 < pace.prompt_seconds(10, 0) <= machine(10)
+
+
+def test_small_pieces_beside_streams_say_nothing_of_a_long_prompt():
+    pace = Pace(0.5, prefill_chunk=512)
+    pace.note(1, 0, 0.010)
+    for _ in range(50):
+        pace.note(1, 1, 0.040)
+    assert pace.prompt_seconds(1000, 1) is None
+    pace.note(1, 16, 0.026)
+    assert pace.prompt_seconds(1000, 1) == pytest.approx(2.0)
