@@ -12,6 +12,8 @@ from edged.log import get_logger
 from edged.worker.messages import DropSession, ListSessions, LoadModel, UnloadModel
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from edged.memory.residency import Residency
     from edged.worker.messages import Answered, SessionReport
     from edged.worker.supervisor import Supervisor
@@ -68,6 +70,8 @@ class EngineControl:
     async def load(self, model: str) -> LoadResult:
         """Load a model, and unload idle evictable ones where it does not fit beside them.
 
+        What has begun is brought to its end, also if the caller goes away meanwhile.
+
         Raises:
             UnavailableError: The engine does not serve now, or ends before it answers.
             NotFoundError: No model has that name.
@@ -80,17 +84,7 @@ class EngineControl:
                 raise FailedPreconditionError(f"model {model} is loaded already", field="name")
             begun = time.monotonic()
             victims = self.residency.victims(model, self._supervisor.busy_models())
-            for victim in victims:
-                await self._unload(victim)
-            self._supervisor.mark(model, "loading")
-            try:
-                answer = await self._supervisor.ask(model, lambda query: LoadModel(query, model))
-                _check(answer)
-                self.residency.add(model)
-            except BaseException:
-                self._supervisor.mark(model, "unloaded")
-                raise
-            self._supervisor.mark(model, "")
+            await _to_its_end(self._load(model, victims))
             _log.info("model loaded", model=model, unloaded=victims)
             return LoadResult(victims, time.monotonic() - begun)
 
@@ -119,8 +113,20 @@ class EngineControl:
             except BaseException:
                 self._supervisor.mark(model, "")
                 raise
-            await self._unload(model)
-            _log.info("model unloaded", model=model)
+            await _to_its_end(self._unload(model))
+
+    async def _load(self, model: str, victims: tuple[str, ...]) -> None:
+        for victim in victims:
+            await self._unload(victim)
+        self._supervisor.mark(model, "loading")
+        try:
+            _check(await self._supervisor.ask(model, lambda query: LoadModel(query, model)))
+            self.residency.add(model)
+        except BaseException as error:
+            self._supervisor.mark(model, "unloaded")
+            _log.error("model not loaded", model=model, unloaded=victims, why=str(error))
+            raise
+        self._supervisor.mark(model, "")
 
     async def _unload(self, model: str) -> None:
         self._supervisor.mark(model, "unloading")
@@ -129,6 +135,22 @@ class EngineControl:
             _check(await self._supervisor.ask(model, lambda query: UnloadModel(query, model)))
         finally:
             self._supervisor.mark(model, "unloaded")
+        _log.info("model unloaded", model=model)
+
+
+async def _to_its_end(work: Coroutine[None, None, None]) -> None:
+    """Wait for ``work``, which goes on where the caller is cancelled: the engine does what it was asked either way.
+
+    The caller's cancellation comes out once the work is done, so that nothing else is begun before.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # looked at: it is in the log
+        raise
 
 
 def _check(answer: Answered) -> None:

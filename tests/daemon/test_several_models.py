@@ -125,6 +125,18 @@ def test_a_model_that_answers_is_not_evicted_and_unloading_waits_for_it(client):
     client.load_model("first")
 
 
+def test_a_load_whose_caller_left_is_brought_to_its_end(client):
+    with pytest.raises(errors.DeadlineError):
+        client.load_model("second", timeout=0.1)
+    end = time.monotonic() + 10
+    while states(client)["second"] != control_pb2.STATE_SERVING:
+        assert time.monotonic() < end, "one of the two is served whatever the caller does"
+        time.sleep(0.02)
+    assert states(client)["first"] == control_pb2.STATE_UNLOADED
+    assert client.generate([5, 6], model="second", **ON).answer().finished.usage.generated_tokens == 4
+    assert list(client.load_model("first").unloaded) == ["second"], "and its memory is counted"
+
+
 def test_requests_can_be_cut_off(client):
     running = iter(client.generate([5, 6], model="first", **{**ON, "max_tokens": 200}))
     next(running)
