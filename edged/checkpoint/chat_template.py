@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
 from edged.checkpoint.json_file import read_optional_json_object
@@ -368,7 +368,7 @@ def _read_text(path: Path) -> str:
 class _Compiled(NamedTuple):
     template: jinja2.Template
     constants: frozenset[str]  # every text that is spelled out in it
-    variables: frozenset[str]  # every name that it reads
+    variables: frozenset[str]  # every name that it reads and may not have set itself
 
 
 def _compile(environment: TemplateEnvironment, source: str, where: str) -> _Compiled:
@@ -378,7 +378,8 @@ def _compile(environment: TemplateEnvironment, source: str, where: str) -> _Comp
         # Constant expressions are evaluated here, and what they make is kept.
         with Budget(_COMPILING):
             tree = environment.parse(source)
-            reaching, constants, variables = _survey(tree)
+            reaching, constants = _survey(tree)
+            variables = frozenset(meta.find_undeclared_variables(tree))
             template = environment.from_string(source)
     except TemplateSyntaxError as error:
         raise CheckpointError(f"{where}: line {error.lineno}: {error.message}") from None
@@ -391,10 +392,10 @@ def _compile(environment: TemplateEnvironment, source: str, where: str) -> _Comp
     return _Compiled(template, constants, variables)
 
 
-def _survey(tree: nodes.Template) -> tuple[nodes.Node | None, frozenset[str], frozenset[str]]:
-    """The first node that reaches for another file, every text that is spelled out, and every name that is read."""
+def _survey(tree: nodes.Template) -> tuple[nodes.Node | None, frozenset[str]]:
+    """The first node that reaches for another file, and every text that is spelled out."""
     reaching: nodes.Node | None = None
-    constants, variables = set(), set()
+    constants = set()
     for count, node in enumerate(tree.find_all(nodes.Node)):
         if count >= _MAX_NODES:
             raise BudgetError(f"it has more than {_MAX_NODES} nodes")
@@ -402,9 +403,7 @@ def _survey(tree: nodes.Template) -> tuple[nodes.Node | None, frozenset[str], fr
             reaching = reaching or node
         elif isinstance(node, nodes.Const) and isinstance(node.value, str):
             constants.add(node.value)
-        elif isinstance(node, nodes.Name) and node.ctx == "load":
-            variables.add(node.name)
-    return reaching, frozenset(constants), frozenset(variables)
+    return reaching, frozenset(constants)
 
 
 def _refuse_reserved(key: str) -> None:

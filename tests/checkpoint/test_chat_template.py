@@ -192,6 +192,30 @@ def test_variables_of_the_chat_are_no_arguments() -> None:
     assert caught.value.field == "documents"
 
 
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("smollm2", "loop"),
+        ("smollm2", "message"),
+        ("qwen3", "ns"),
+        ("minicpm4", "fields"),
+        ("headers", "role"),
+    ],
+)
+def test_what_a_template_sets_itself_is_no_argument(name: str, key: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"template_arguments has '{key}'") as caught:
+        template(name).check_arguments({key: 3})
+    assert key not in caught.value.message.split("; ")[-1].split()
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("headers", "date_string"), ("llama3", "tools_in_user_message"), ("thinking", "enable_thinking")],
+)
+def test_what_a_template_sets_where_it_is_silent_is_an_argument(name: str, key: str) -> None:
+    assert template(name).check_arguments({key: "x"}) == {key: "x"}
+
+
 def test_a_model_without_template_says_what_to_do(tmp_path: Path) -> None:
     loaded = ChatTemplate.load(tmp_path)
     assert not loaded
