@@ -250,6 +250,17 @@ def test_what_is_wrong_is_said(kind, text, message, tokenizer):
     assert len(caught.value.message) < 700
 
 
+@pytest.mark.parametrize(
+    "texts", [[f"item {number}" for number in range(10_000)], ["", *map(str, range(2500))]]
+)
+def test_a_choice_of_many_texts_gives_them_alone(tokenizer, texts):
+    known = set(texts)
+    found = {text for text, _ in walks(check("choice", json.dumps(texts)), tokenizer, 60)}
+    assert len(found) > 20
+    assert found <= known
+    assert any(text + "1" in known for text in found), "a text that another one begins with is an answer too"
+
+
 def test_a_choice_gives_its_texts_alone(tokenizer):
     texts = ["left", "left turn", 'say "no"\n', "\\d+", "日本", "ß"]
     found = {text for text, _ in walks(check("choice", json.dumps(texts)), tokenizer, 120)}

@@ -66,6 +66,13 @@ def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
+_MOST_ALTERNATIVES = 1000
+"""Of one rule; llguidance's parser takes twice as many items at a time. A terminal has no such limit."""
+
+
 def choice_grammar(texts: list[str]) -> str:
     """The form that llguidance takes of a choice between texts."""
-    return lark_grammar("start: " + " | ".join(map(literal, texts)))
+    if len(texts) <= _MOST_ALTERNATIVES:
+        return lark_grammar("start: " + " | ".join(map(literal, texts)))
+    alternatives = " | ".join(map(literal, sorted({text for text in texts if text})))
+    return lark_grammar(f"start: TEXT{' | ' + literal('') if '' in texts else ''}\nTEXT: {alternatives}")
