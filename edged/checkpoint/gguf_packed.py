@@ -17,7 +17,7 @@ from edged.checkpoint.safetensors_header import TensorSpec
 from edged.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from edged.checkpoint.gguf_file import GgufFile
     from edged.checkpoint.gguf_llama import TensorSource
@@ -30,26 +30,43 @@ _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head"
 
 
+def linears_of(tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
+    """The matrices that a model multiplies with, by the names of their modules."""
+    return {
+        name.removesuffix(".weight"): source
+        for name, source in tensors.items()
+        if name != _EMBEDDING and len(source.shape) == 2
+    }
+
+
+def whole_products(
+    tensors: Mapping[str, TensorSource], stays: Callable[[TensorSource], bool]
+) -> tuple[str, ...]:
+    """The linears that ``stays`` is true of, and of all their companions in one product."""
+    found = {name for name, source in linears_of(tensors).items() if stays(source)}
+    return tuple(sorted(name for name in found if all(each in found for each in companions(name))))
+
+
+def which_are_packed(tensors: Mapping[str, TensorSource], packed: tuple[str, ...]) -> dict[str, Any]:
+    """The keys of ``quantization_config`` that tell packed linears from wide ones."""
+    return {
+        "lm_head": _HEAD in packed,
+        "modules_to_not_convert": [
+            name for name in linears_of(tensors) if name not in packed and name != _HEAD
+        ],
+    }
+
+
 def packed_modules(tensors: Mapping[str, TensorSource]) -> tuple[str, ...]:
     """The modules that stay in 4 bits: linears of type Q4_0, whose companions in one product are too."""
-    found = {
-        name.removesuffix(".weight")
-        for name, source in tensors.items()
-        if name != _EMBEDDING
-        and len(source.shape) == 2
-        and source.shape[0] % 8 == 0
-        and source.tensor.type is GGMLQuantizationType.Q4_0
-    }
-    return tuple(sorted(name for name in found if all(each in found for each in companions(name))))
+    return whole_products(
+        tensors,
+        lambda source: source.shape[0] % 8 == 0 and source.tensor.type is GGMLQuantizationType.Q4_0,
+    )
 
 
 def quantization_config(tensors: Mapping[str, TensorSource], packed: tuple[str, ...]) -> dict[str, Any]:
     """``quantization_config`` of a folder that has these modules in 4 bits."""
-    linears = [
-        name.removesuffix(".weight")
-        for name, source in tensors.items()
-        if name != _EMBEDDING and len(source.shape) == 2
-    ]
     return {
         "quant_method": "gptq",
         "bits": 4,
@@ -57,8 +74,7 @@ def quantization_config(tensors: Mapping[str, TensorSource], packed: tuple[str, 
         "desc_act": False,
         "sym": True,
         "checkpoint_format": "gptq_v2",
-        "lm_head": _HEAD in packed,
-        "modules_to_not_convert": [name for name in linears if name not in packed and name != _HEAD],
+        **which_are_packed(tensors, packed),
     }
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 
-from edged.checkpoint.gguf_packed import companions
+from edged.checkpoint.gguf_packed import which_are_packed, whole_products
 from edged.checkpoint.safetensors_header import TensorSpec
 from edged.checkpoint.ternary import WORD, pack_ternary_words
 from edged.errors import CheckpointError
@@ -27,35 +27,22 @@ if TYPE_CHECKING:
 
 GROUP = 256
 TYPES = (GGMLQuantizationType.TQ1_0, GGMLQuantizationType.TQ2_0)
-_EMBEDDING = "model.embed_tokens.weight"
-_HEAD = "lm_head"
 _SCALE_BYTES = 2
 _TQ1_PARTS = ((0, 32, 5), (32, 48, 5), (48, 52, 4))  # octets from, to, and how many codes each holds
 
 
 def ternary_modules(tensors: Mapping[str, TensorSource]) -> tuple[str, ...]:
     """The modules that stay ternary: linears of these types, whose companions in one product are too."""
-    found = {
-        name.removesuffix(".weight")
-        for name, source in tensors.items()
-        if name != _EMBEDDING and len(source.shape) == 2 and source.tensor.type in TYPES
-    }
-    return tuple(sorted(name for name in found if all(each in found for each in companions(name))))
+    return whole_products(tensors, lambda source: source.tensor.type in TYPES)
 
 
 def ternary_config(tensors: Mapping[str, TensorSource], packed: tuple[str, ...]) -> dict[str, Any]:
     """``quantization_config`` of a folder that has these modules ternary."""
-    linears = [
-        name.removesuffix(".weight")
-        for name, source in tensors.items()
-        if name != _EMBEDDING and len(source.shape) == 2
-    ]
     return {
         "quant_method": "ternary",
         "bits": 2,
         "group_size": GROUP,
-        "lm_head": _HEAD in packed,
-        "modules_to_not_convert": [name for name in linears if name not in packed and name != _HEAD],
+        **which_are_packed(tensors, packed),
     }
 
 
