@@ -12,7 +12,7 @@ from edged.cli.message_json import as_object
 from edged.cli.options import AddressOption, WaitOption, duration
 from edged.cli.status_tables import status_parts
 from edged.cli.terminal import say_error, show
-from edged.errors import DeadlineError, EdgedError, UnavailableError, UnreachableError
+from edged.errors import Code, DeadlineError, EdgedError, UnavailableError, UnreachableError
 from edged.v1 import control_pb2
 
 
@@ -49,7 +49,8 @@ def command(
 ) -> int:
     """Show the state of the daemon, its models and its memory.
 
-    The exit status makes it a health check: 0 serving, 1 not serving, 2 unreachable. With --watch it is a live screen.
+    The exit status makes it a health check: 0 serving, 1 not serving, 2 unreachable, 3 the daemon refuses this token
+    or certificate. With --watch it is a live screen.
     """
     with connect(address) as client:
         if watching:
@@ -64,14 +65,17 @@ def command(
                 say_error(error.message)
             status = client.status(timeout=timeout)
         except EdgedError as error:
-            # Whatever does not answer GetStatus in time is no daemon that can be used.
+            # Whatever does not answer GetStatus in time is no daemon that can be used; one that turns this caller away
+            # may well serve others.
+            refused = error.code in (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
             message = error.message
             if not isinstance(error, UnreachableError):
                 message = f"no status from edged at {client.address}: {message}"
             if as_json:
-                _print_json({"state": "unreachable", "address": str(client.address), "error": message})
+                state = "refused" if refused else "unreachable"
+                _print_json({"state": state, "address": str(client.address), "error": message})
             say_error(message)
-            return ExitCode.UNREACHABLE
+            return ExitCode.REFUSED if refused else ExitCode.UNREACHABLE
         if as_json:
             _print_json({**as_object(status), "address": str(client.address)})
         else:

@@ -369,6 +369,11 @@ def _advice(plans: dict[str, ModelPlan], left: int) -> str:
             ways.append(f"context_length of at most {context}")
         if sequences is not None:
             ways.append(f"max_sequences of at most {sequences}")
+        elif plan.max_sequences > 1:
+            # Fewer sequences alone do not suffice: name both, so that the reader sees what one sequence could have.
+            alone = largest_context_length(replace(plan, max_sequences=1), room)
+            if alone is not None and alone > (context or 0):
+                ways.append(f"max_sequences of 1 and context_length of at most {alone}")
         if ways:
             subject = f"model {name}" if len(plans) > 1 else "it"
             offers.append(f"{subject} would fit with {' or '.join(ways)}")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -153,6 +154,16 @@ def test_the_refusal_says_what_is_missing_and_what_would_fit():
     assert "max_sequences of at most 1" in caught.value.message
     assert "more than the budget of 1.07 GiB (memory.budget)" in caught.value.message
     assert make_ledger({"m": replace(PLAN, context_length=context)}, budget=1100 * MIB, host=100 * MIB).fits
+
+
+def test_where_fewer_sequences_alone_would_not_fit_one_with_a_shorter_context_is_offered():
+    ledger = make_ledger({"m": PLAN}, budget=950 * MIB, host=100 * MIB)
+    offer = re.search(r"max_sequences of 1 and context_length of at most (\d+)", ledger.advice)
+    assert offer is not None, ledger.advice
+    offered = replace(PLAN, max_sequences=1, context_length=int(offer[1]))
+    assert make_ledger({"m": offered}, budget=950 * MIB, host=100 * MIB).fits
+    longer = replace(offered, context_length=offered.context_length + 64)
+    assert not make_ledger({"m": longer}, budget=950 * MIB, host=100 * MIB).fits
 
 
 def test_a_budget_that_nothing_fits_says_how_much_would():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import json
 import os
 import shutil
 import stat
@@ -14,6 +15,8 @@ from fixtures.pki import Authority
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edged.cli.exit_codes import ExitCode
+from edged.cli.main import main
 from edged.client import Chunk, Client, Credentials
 from edged.config import TlsConfig
 from edged.errors import EdgedError, ListenError, UnauthenticatedError
@@ -232,6 +235,25 @@ def test_a_denied_call_does_not_fill_the_log(start_daemon, tmp_path):
     denied = [line for line in daemon.log_lines() if line["message"] == "call denied"]
     assert 1 <= len(denied) <= 20
     assert "wrong" not in str(denied)
+
+
+def test_status_tells_a_daemon_that_refuses_from_one_that_is_not_there(start_daemon, tmp_path, capsys):
+    known, tokens = make_token(), tmp_path / "tokens"
+    tokens.write_text(token_line("robot", ("infer",), known) + "\n")
+    tokens.chmod(0o600)
+    daemon = start_daemon(fake={}, listen={"tcp": "127.0.0.1:0", "tokens": str(tokens)})
+    with daemon.client() as client:
+        address = client.status().addresses[-1]
+    for secret in (known, make_token()):  # without the scope `status`; unknown
+        shown = tmp_path / "shown"
+        shown.write_text(secret)
+        shown.chmod(0o600)
+        code = main(["-a", address, "status", "--json", "--token-file", str(shown)])
+        assert code == ExitCode.REFUSED
+        assert json.loads(capsys.readouterr().out)["state"] == "refused"
+    assert daemon.stop() == 0
+    assert main(["-a", address, "status", "--json"]) == ExitCode.UNREACHABLE
+    assert json.loads(capsys.readouterr().out)["state"] == "unreachable"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving a socket away needs root")
