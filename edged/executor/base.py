@@ -10,21 +10,31 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from edged.errors import UnsupportedError
 
-if TYPE_CHECKING:
-    from edged.executor.host_sampler import HostSampler
-
 PAGE_TOKENS = 64
 
 Int32Array = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 ByteArray = npt.NDArray[np.uint8]
+UInt64Array = npt.NDArray[np.uint64]
+
+MAX_TREE = 64
+"""Most nodes of a tree: a mask has so many bits."""
+OFF_PATH = -2
+"""May stand for the token of a node that no accepted path reaches."""
+
+
+class HostDraw(Protocol):
+    """Draws a row's token on the host (:class:`edged.executor.host_sampler.HostSampler`)."""
+
+    def draw(self, logits: FloatArray, row: SamplingRow) -> int:
+        """The token id, from logits fp32 ``[V]`` that must not be changed; -1 if all are forbidden."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +53,7 @@ class SamplingRow:
     seed: int = 0
     position: int = 0
     """Position of the token to be drawn, counted from the start of the sequence."""
-    host: HostSampler | None = None
+    host: HostDraw | None = None
     """What only :func:`edged.executor.host_sampler.draw` can do: penalties, bias, forbidden tokens, a constraint, min_p,
     typical_p, log probabilities."""
 
@@ -65,6 +75,11 @@ class StepBatch:
         page_tables: Page ids of each sequence in order; table s covers ``lengths[s]`` plus its new tokens.
         logit_rows: Rows of the T tokens whose logits are needed, int32 [R], ascending.
         sampling: One entry a needed row, in the same order.
+        tree_masks: Ancestors, uint64 [T], where some sequences bring trees of draft tokens: bit j of word t says that
+            new token j of the same sequence is an ancestor of token t, or t itself. A tree has at most 64 nodes, the
+            first of them its root, parents stand before their children, and every node is a needed row. The node at
+            depth d has the position ``lengths[s] + d``, and token i of the sequence is written to slot
+            ``lengths[s] + i`` of its pages. A sequence that brings no tree has zeros. None: there is no tree.
     """
 
     token_ids: Int32Array
@@ -74,6 +89,7 @@ class StepBatch:
     page_tables: Sequence[Int32Array]
     logit_rows: Int32Array
     sampling: Sequence[SamplingRow] = field(default_factory=tuple)
+    tree_masks: UInt64Array | None = None
 
 
 @dataclass(frozen=True)
@@ -117,13 +133,21 @@ class Executor(abc.ABC):
     def step(self, batch: StepBatch) -> Int32Array:
         """Run one step: keys and values of the new tokens are stored, one token is drawn for each needed row.
 
+        A tree is verified: from its root on, the child whose token is the one drawn at its parent is accepted, and the
+        accepted nodes are moved to the slots behind the sequence's earlier tokens, as if they had been decoded one by
+        one. Its rows are drawn parents first, those off the path not at all or without effect.
+
         Returns:
-            The drawn token ids, int32 [R]; -1 where everything is forbidden, which only a row that is not simple can say.
+            The drawn token ids, int32 [R]; -1 where everything is forbidden, which only a row that is not simple can
+            say. The entry of a node off the accepted path means nothing.
         """
 
     @abc.abstractmethod
     def logits(self, batch: StepBatch) -> FloatArray:
-        """Run one step and return the raw logits of the needed rows, fp32 [R, V], instead of drawing."""
+        """Run one step and return the raw logits of the needed rows, fp32 [R, V], instead of drawing.
+
+        Nothing is accepted of a tree: its nodes stay where they are.
+        """
 
     @abc.abstractmethod
     def close(self) -> None:

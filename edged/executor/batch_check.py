@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edged.errors import InternalError
-from edged.executor.base import PAGE_TOKENS
+from edged.executor.base import MAX_TREE, PAGE_TOKENS
 
 if TYPE_CHECKING:
     from edged.executor.base import ExecutorLimits, StepBatch
@@ -34,6 +34,33 @@ def check_batch(batch: StepBatch, limits: ExecutorLimits) -> None:
     for index, table in enumerate(batch.page_tables):
         if len(table) < pages[index]:
             raise InternalError(f"sequence {index} needs {pages[index]} pages, its table has {len(table)}")
+    if batch.tree_masks is not None:
+        _check_trees(batch, tokens)
+
+
+def _check_trees(batch: StepBatch, tokens: int) -> None:
+    """Hold every tree to what the contract says of one."""
+    masks = batch.tree_masks
+    assert masks is not None, "asked of a step with trees"  # noqa: S101
+    if len(masks) != tokens:
+        raise InternalError(f"tree_masks has {len(masks)} words for {tokens} tokens")
+    needed = set(batch.logit_rows.tolist())
+    starts, lengths, words = batch.sequence_starts.tolist(), batch.lengths.tolist(), masks.tolist()
+    for sequence, length in enumerate(lengths):
+        start, end = starts[sequence], starts[sequence + 1]
+        tree = words[start:end]
+        if not any(tree):
+            continue
+        if len(tree) > MAX_TREE or tree[0] != 1:
+            raise InternalError(f"sequence {sequence} has no tree of at most {MAX_TREE} nodes below one root")
+        for node, mask in enumerate(tree):
+            above = mask ^ 1 << node
+            if mask >> node != 1 or (node and tree[above.bit_length() - 1] != above):
+                raise InternalError(f"node {node} of sequence {sequence} has the mask {mask:#x}")
+            if batch.positions[start + node] != length + mask.bit_count() - 1:
+                raise InternalError(f"node {node} of sequence {sequence} is not at its depth")
+            if start + node not in needed:
+                raise InternalError(f"node {node} of sequence {sequence} is no needed row")
 
 
 def check_sampling(batch: StepBatch) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edged.errors import UnsupportedError
 from edged.memory.cuda_buffers import StepLayout
 from edged.memory.specs import PAGE_TOKENS
 from plugins_trt.sample.philox import uniform, uniforms
@@ -46,7 +47,16 @@ class Staging:
         self._tables = words[at.tables : at.tables + sequences * pages].reshape(sequences, pages)
 
     def write(self, batch: StepBatch, tokens: int) -> None:
-        """Tokens, boundaries and pages of a step, padded to a bucket of ``tokens``."""
+        """Tokens, boundaries and pages of a step, padded to a bucket of ``tokens``.
+
+        Raises:
+            UnsupportedError: The step holds a tree: the kernels take them, but nothing hands them over yet.
+        """
+        if batch.tree_masks is not None:
+            raise UnsupportedError(
+                "the CUDA executor verifies no trees of draft tokens yet: set speculation.method to off",
+                field="speculation.method",
+            )
         count, sequences = len(batch.token_ids), len(batch.lengths)
         self._token_ids[:count] = batch.token_ids
         self._token_ids[count:tokens] = _PADDING

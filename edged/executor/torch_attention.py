@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from edged.executor.torch_sparse import SparseAttention
+from edged.executor.torch_tree import branching_trees, move_nodes, tree_mask
 from edged.memory.buffers import HISTORY_TILE, PAGE_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from edged.executor.base import Int32Array, StepBatch
     from edged.executor.torch_sparse import SparseSequence
@@ -65,6 +66,7 @@ class AttendedSequence:
     stride: tuple[int, int]
     new_k: torch.Tensor | None  # [kv_heads, G, T, D]; None when the new token is part of the history
     new_v: torch.Tensor | None
+    mask: torch.Tensor | None = None  # [1, 1, T, T], added to the scores of the nodes of a tree
 
 
 @dataclass(frozen=True)
@@ -139,13 +141,14 @@ class CpuAttention:
         self._source = self._rotated if self._widens else self._stored
 
         self._plan_append(batch)
+        self.trees = branching_trees(batch)
         dense = list(range(len(batch.lengths)))
         self._sparse_queries: tuple[SparseQueries, ...] = ()
         if self._sparse is not None:
-            sequences = self._sparse.begin(batch)
-            dense = [index for index in dense if sequences[index].dense]
+            sequences = self._sparse.begin(batch, self.trees)
+            dense = [index for index in dense if sequences[index].has_dense]
             self._sparse_queries = tuple(
-                self._queries(sequence, attended) for sequence in sequences if sequence.dense < sequence.count
+                self._queries(sequence, attended) for sequence in sequences if sequence.has_sparse
             )
         # Where a sequence has queries of both kinds, the sparse ones' results replace the dense ones'.
         self._sequences = tuple(self._sequence(batch, index, attended, tokens) for index in dense)
@@ -180,6 +183,20 @@ class CpuAttention:
             self._sparse.compress(layer)
             for queries in self._sparse_queries:
                 self._sparse.attend(layer, queries.sequence, queries.q, queries.out)
+
+    def keep(self, batch: StepBatch, paths: Mapping[int, Sequence[int]]) -> None:
+        """Move the accepted nodes of trees to the slots behind their sequences' earlier tokens, in every layer.
+
+        Args:
+            batch: The step that was begun last, and ran.
+            paths: Accepted nodes, root first, by the sequence.
+        """
+        for index, path in paths.items():
+            if index not in self.trees:
+                continue  # a chain: an accepted part of it lies where it belongs, its compressed keys, too
+            move_nodes(self._kv, batch.page_tables[index], int(batch.lengths[index]), path)
+            if self._sparse is not None:
+                self._sparse.keep(index, len(path))
 
     def _angles(self, batch: StepBatch, tokens: int) -> None:
         """Cos and sin of the new positions, in fp32 as the published code has them, ``[T, D / 2]``."""
@@ -269,7 +286,9 @@ class CpuAttention:
             history_q = q
             shape, stride = (a.kv_heads, a.group), (self._head_stride, 0)
         history = self._history(batch.page_tables[index], past, shape, stride)
-        return AttendedSequence(q, out, history_q, history, shape, stride, new_k, new_v)
+        paths = self.trees.get(index)
+        mask = None if paths is None else tree_mask(paths, self._source.dtype)
+        return AttendedSequence(q, out, history_q, history, shape, stride, new_k, new_v, mask)
 
     def _history(
         self, table: Int32Array, tokens: int, shape: tuple[int, int], stride: tuple[int, int]
@@ -355,7 +374,13 @@ class CpuAttention:
             if out is not None and lse is not None and sequence.history_q is not sequence.q:
                 sizes = sequence.q.shape
                 out, lse = out[0].view(sizes), lse[0].view(sizes[:-1])
-            part, part_lse = _flash(sequence.q, sequence.new_k, sequence.new_v, is_causal=True)
+            part, part_lse = _flash(
+                sequence.q,
+                sequence.new_k,
+                sequence.new_v,
+                is_causal=sequence.mask is None,
+                attn_mask=sequence.mask,
+            )
             out = part if out is None or lse is None else _merge(out, lse, part, part_lse)[0]
         assert isinstance(out, torch.Tensor), "a sequence of a step has at least one token"  # noqa: S101
         return out

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 
 from edged.errors import UnsupportedError
-from edged.executor.base import Executor, ExecutorLimits
+from edged.executor.base import OFF_PATH, Executor, ExecutorLimits
 from edged.executor.batch_check import check_batch, check_sampling
 from edged.executor.host_sampler import draw as draw_on_host
 from edged.executor.page_copies import PageCopies
 from edged.executor.torch_buffers import allocate
 from edged.executor.torch_operators import TorchOperators
+from edged.executor.torch_tree import accepted_paths, parent_rows
 from edged.executor.torch_weights import read_weights
 from edged.memory.buffers import ModelPlan, step_buffers, weight_buffers
 from edged.models.architecture import Architecture
@@ -25,10 +26,10 @@ from edged.models.decoder import Decoder
 from plugins_trt.sample.reference import sample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from edged.config import ModelConfig
-    from edged.executor.base import ByteArray, FloatArray, Int32Array, Progress, StepBatch
+    from edged.executor.base import ByteArray, FloatArray, Int32Array, Progress, SamplingRow, StepBatch
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -101,29 +102,40 @@ class TorchExecutor(Executor):
 
     def step(self, batch: StepBatch) -> Int32Array:
         """Run one step and draw a token for each needed row, int32 [R]."""
-        drawn = np.empty(len(batch.logit_rows), np.int32)
+        drawn = np.full(len(batch.logit_rows), OFF_PATH, np.int32)
+        parents = parent_rows(batch)
+
+        def on_path(row: int) -> bool:
+            if row not in parents:
+                return True
+            parent = parents[row]  # was drawn before
+            return int(drawn[parent]) == int(batch.token_ids[batch.logit_rows[row]])
 
         def draw(first: int, logits: torch.Tensor) -> None:
             rows = batch.sampling[first : first + logits.shape[0]]
-            simple = [index for index, row in enumerate(rows) if row.simple]
-            if simple:
-                chosen = [rows[index] for index in simple]
-                drawn[[first + index for index in simple]] = sample(
-                    logits if len(simple) == len(rows) else logits[simple],
-                    temperatures=[row.temperature for row in chosen],
-                    top_ks=[row.top_k for row in chosen],
-                    top_ps=[row.top_p for row in chosen],
-                    seeds=[row.seed for row in chosen],
-                    positions=[row.position for row in chosen],
-                ).numpy()
-            others = [index for index, row in enumerate(rows) if not row.simple]
-            for index in others:
-                drawn[first + index] = draw_on_host(logits[index : index + 1].float().numpy(), [rows[index]])[
-                    0
-                ]
+            # All rows of a tree are many, those on its path are few; only where the largest is taken it costs nothing.
+            at_once = [
+                index
+                for index, row in enumerate(rows)
+                if row.simple and (row.temperature == 0 or first + index not in parents)
+            ]
+            if at_once:
+                some = logits if len(at_once) == len(rows) else logits[at_once]
+                drawn[[first + index for index in at_once]] = _sample(
+                    some, [rows[index] for index in at_once]
+                )
+            for index in sorted(set(range(len(rows))).difference(at_once)):
+                if on_path(first + index):
+                    row, values = rows[index], logits[index : index + 1]
+                    one = (
+                        _sample(values, [row]) if row.simple else draw_on_host(values.float().numpy(), [row])
+                    )
+                    drawn[first + index] = one[0]
 
         check_sampling(batch)
         self._run(batch, draw)
+        if parents:
+            self._keep(batch, accepted_paths(batch, drawn))
         return drawn
 
     def logits(self, batch: StepBatch) -> FloatArray:
@@ -157,7 +169,24 @@ class TorchExecutor(Executor):
         self.buffers = {}
 
     @torch.inference_mode()
+    def _keep(self, batch: StepBatch, paths: dict[int, list[int]]) -> None:
+        self._ops.keep(batch, paths)
+
+    @torch.inference_mode()
     def _run(self, batch: StepBatch, consume: Callable[[int, torch.Tensor], None]) -> None:
         check_batch(batch, self._limits)
         self._ops.begin(batch, consume)
         self._decoder.forward(self._ops)
+
+
+def _sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Int32Array:
+    """Draw simple rows, ``[n, V]`` to int32 ``[n]``."""
+    drawn: Int32Array = sample(
+        logits,
+        temperatures=[row.temperature for row in rows],
+        top_ks=[row.top_k for row in rows],
+        top_ps=[row.top_p for row in rows],
+        seeds=[row.seed for row in rows],
+        positions=[row.position for row in rows],
+    ).numpy()
+    return drawn

@@ -12,7 +12,7 @@ from edged.executor.torch_packed import packed_weights
 from edged.executor.torch_views import FEATURE_MAJOR_ROWS, LinearViews, StepViews, head_views
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from edged.executor.base import StepBatch
     from edged.models.decoder import Decoder
@@ -78,6 +78,10 @@ class TorchOperators:
             self._needed_views = self._views_of(needed, "needed_")
         self._all_views = self._views
         self._attention.begin(batch, self._views.qkv, self._views.attended)
+
+    def keep(self, batch: StepBatch, paths: Mapping[int, Sequence[int]]) -> None:
+        """Keep the accepted nodes of the step's trees, by the sequence; the step has run."""
+        self._attention.keep(batch, paths)
 
     def embedding(self, table: torch.Tensor, scale: float) -> torch.Tensor:
         """``[V, H]`` to ``[T, H]``."""

@@ -3,6 +3,9 @@
 InfLLM-v2 (arXiv 2509.24663): after the new tokens are stored, the compressed keys that they complete are written; each
 query far enough from the start then scores the blocks, chooses some and attends to them alone. Scores and choices are
 those of :mod:`plugins_trt.chunk_selection.reference`. It is right, not fast.
+
+A node of a tree sees what it would see if its path had been decoded token by token: the keys of its ancestors, and the
+compressed keys that they complete, which belong to the node until the path is accepted (:meth:`SparseAttention.keep`).
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from plugins_trt.chunk_selection.reference import block_scores, choose, compress
 from plugins_trt.contract import COARSE_KERNEL, COARSE_STRIDE, KERNEL, STRIDE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from edged.executor.base import Int32Array, StepBatch
     from edged.models.architecture import Architecture
@@ -34,15 +37,55 @@ class SparseSequence:
         length: Tokens stored before the step.
         count: New tokens.
         dense_below: A query at position i is dense while ``i + 1 < dense_below``.
+        paths: Of a tree, the nodes from the root to each node; None where the tokens follow one another.
     """
 
-    def __init__(self, table: Int32Array, start: int, length: int, count: int, dense_below: int) -> None:
+    def __init__(
+        self,
+        table: Int32Array,
+        start: int,
+        length: int,
+        count: int,
+        *,
+        dense_below: int,
+        paths: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         self.start, self.length, self.count = start, length, count
-        self.dense = min(count, max(0, dense_below - 1 - length))
-        """New tokens, from the first, that attend densely."""
         pages = -(-(length + count) // PAGE_TOKENS)
         self.table = torch.from_numpy(np.ascontiguousarray(table[:pages], np.int64))
-        self.positions = torch.arange(length, length + count)
+        self.paths = None if paths is None else tuple(torch.tensor(path, dtype=torch.int64) for path in paths)
+        if paths is None:
+            self.positions = torch.arange(length, length + count)
+        else:
+            self.positions = length - 1 + torch.tensor([len(path) for path in paths])
+        self.is_sparse: list[bool] = (self.positions + 1 >= dense_below).tolist()
+        """Whether each new token attends sparsely; in a chain all do from the first on that does."""
+        self.dense = self.is_sparse.index(True) if any(self.is_sparse) else count
+        """Of a chain: new tokens, from the first, that attend densely."""
+        self.completing = [
+            (row, place) for row, place in enumerate(self.positions.tolist()) if place % STRIDE == STRIDE - 1
+        ]
+        """New tokens, and their positions, that may complete a compressed key."""
+        self.node_keys: dict[tuple[int, int], torch.Tensor] = {}
+        """Compressed keys that nodes complete in the layer at hand, ``[kv_heads, D]`` by (node, stride)."""
+
+    @property
+    def has_dense(self) -> bool:
+        """Whether a new token attends densely."""
+        return not all(self.is_sparse)
+
+    @property
+    def has_sparse(self) -> bool:
+        """Whether a new token attends sparsely."""
+        return any(self.is_sparse)
+
+    def slots(self, positions: torch.Tensor, node: int | None = None) -> torch.Tensor:
+        """Where the tokens at ``positions`` lie that a chain, or the path to ``node`` of a tree, has there."""
+        if node is not None and self.paths is not None:
+            new = positions >= self.length
+            positions = positions.clone()
+            positions[new] = self.length + self.paths[node][positions[new] - self.length]
+        return self.table[positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS
 
 
 class SparseAttention:
@@ -63,35 +106,66 @@ class SparseAttention:
         self._fine, self._coarse = buffers["fine"], buffers["coarse"]
         self.rule = rule
 
-    def begin(self, batch: StepBatch) -> tuple[SparseSequence, ...]:
-        """Prepare a step."""
+    def begin(
+        self, batch: StepBatch, trees: Mapping[int, Sequence[Sequence[int]]]
+    ) -> tuple[SparseSequence, ...]:
+        """Prepare a step.
+
+        Args:
+            batch: The step.
+            trees: The paths to the nodes of each tree, by its sequence.
+        """
         starts, lengths = batch.sequence_starts.tolist(), batch.lengths.tolist()
         self._sequences = tuple(
-            SparseSequence(table, starts[s], lengths[s], starts[s + 1] - starts[s], self.rule.dense_below)
+            SparseSequence(
+                table,
+                starts[s],
+                lengths[s],
+                starts[s + 1] - starts[s],
+                dense_below=self.rule.dense_below,
+                paths=trees.get(s),
+            )
             for s, table in enumerate(batch.page_tables)
         )
         return self._sequences
 
     def compress(self, layer: int) -> None:
         """Write the compressed keys that the step's tokens complete; keys and values are stored already."""
+        for sequence in self._sequences:
+            sequence.node_keys.clear()
+            for row, place in sequence.completing:
+                self._compress(layer, sequence, row, place)
+
+    def keep(self, index: int, accepted: int) -> None:
+        """A path was accepted, and its keys lie in place: write the compressed keys that it completes.
+
+        Args:
+            index: The sequence of the step that was begun last.
+            accepted: Nodes of the path.
+        """
+        sequence = self._sequences[index]
+        for place in range(sequence.length, sequence.length + accepted):
+            for layer in range(self._a.layers):
+                self._compress(layer, sequence, None, place)
+
+    def _compress(self, layer: int, sequence: SparseSequence, row: int | None, place: int) -> None:
+        """The compressed keys that the token at ``place`` completes: into the pages, or to node ``row`` of a tree."""
         kinds = (
             (KERNEL, STRIDE, self._fine[layer]),
             (COARSE_KERNEL, COARSE_STRIDE, self._coarse[layer]),
         )
-        for sequence in self._sequences:
-            for kernel, stride, pool in kinds:
-                last = sequence.positions
-                last = last[
-                    (last % stride == stride - 1) & (last >= kernel - 1)
-                ]  # the tokens that complete one
-                if not len(last):
-                    continue
-                # Rows and summands in one order for every cut of the prompt: one mean at a time.
-                for place in last.tolist():
-                    keys = self._keys(layer, sequence, place - kernel + 1, place + 1)  # [kv_heads, kernel, D]
-                    wide = keys.double() if keys.dtype == torch.float64 else keys.float()
-                    page = sequence.table[place // PAGE_TOKENS]
-                    pool[page, :, place % PAGE_TOKENS // stride] = (wide.sum(1) / kernel).to(pool.dtype)
+        node = row if sequence.paths is not None else None
+        for kernel, stride, pool in kinds:
+            if place % stride != stride - 1 or place < kernel - 1:
+                continue
+            # Rows and summands in one order for every cut of the prompt: one mean at a time.
+            keys = self._keys(layer, sequence, place - kernel + 1, place + 1, node)  # [kv_heads, kernel, D]
+            wide = keys.double() if keys.dtype == torch.float64 else keys.float()
+            mean = (wide.sum(1) / kernel).to(pool.dtype)
+            if node is None:
+                pool[sequence.table[place // PAGE_TOKENS], :, place % PAGE_TOKENS // stride] = mean
+            else:
+                sequence.node_keys[node, stride] = mean
 
     def attend(self, layer: int, sequence: SparseSequence, q: torch.Tensor, out: torch.Tensor) -> None:
         """Attention of the sparse queries of one sequence.
@@ -102,29 +176,52 @@ class SparseAttention:
             q: Rotated queries of all its new tokens, ``[count, heads, D]``.
             out: Where results go, ``[count, heads, D]``; rows of dense queries are left alone.
         """
-        table = sequence.table
-        fine = compressed_keys(self._fine[layer], table)
-        coarse = compressed_keys(self._coarse[layer], table)
+        fine = compressed_keys(self._fine[layer], sequence.table)
+        coarse = compressed_keys(self._coarse[layer], sequence.table)
+        if sequence.paths is not None:
+            for node, path in enumerate(sequence.paths):
+                if sequence.is_sparse[node]:
+                    _lay_over(fine, sequence, path, KERNEL, STRIDE)
+                    _lay_over(coarse, sequence, path, COARSE_KERNEL, COARSE_STRIDE)
+                    rows = slice(node, node + 1)
+                    self._attend_rows(layer, sequence, q, out, rows=rows, fine=fine, coarse=coarse, node=node)
+            return
         for first in range(sequence.dense, sequence.count, SPARSE_QUERIES):
             rows = slice(first, min(first + SPARSE_QUERIES, sequence.count))
-            positions = sequence.positions[rows]
-            scores = block_scores(q[rows], positions, fine, coarse, lse=self.rule.lse)
-            chosen = choose(scores, positions, self.rule)  # [kv_heads, n, blocks]
-            for head in range(self._a.kv_heads):
-                group = slice(head * self._a.group, (head + 1) * self._a.group)
-                out[rows, group] = self._attend_blocks(
-                    layer, head, table, q[rows, group], positions=positions, chosen=chosen[head]
-                )
+            self._attend_rows(layer, sequence, q, out, rows=rows, fine=fine, coarse=coarse)
+
+    def _attend_rows(
+        self,
+        layer: int,
+        sequence: SparseSequence,
+        q: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        rows: slice,
+        fine: torch.Tensor,
+        coarse: torch.Tensor,
+        node: int | None = None,
+    ) -> None:
+        """Some queries of a chain, or one of a tree."""
+        positions = sequence.positions[rows]
+        scores = block_scores(q[rows], positions, fine, coarse, lse=self.rule.lse)
+        chosen = choose(scores, positions, self.rule)  # [kv_heads, n, blocks]
+        for head in range(self._a.kv_heads):
+            group = slice(head * self._a.group, (head + 1) * self._a.group)
+            out[rows, group] = self._attend_blocks(
+                layer, head, sequence, q[rows, group], positions=positions, chosen=chosen[head], node=node
+            )
 
     def _attend_blocks(
         self,
         layer: int,
         head: int,
-        table: torch.Tensor,
+        sequence: SparseSequence,
         q: torch.Tensor,  # [n, G, D]
         *,
         positions: torch.Tensor,  # [n]
         chosen: torch.Tensor,  # [n, blocks]
+        node: int | None,
     ) -> torch.Tensor:
         """``[n, G, D]``: each query over its own blocks, gathered."""
         most = int(chosen.sum(1).max())
@@ -133,17 +230,32 @@ class SparseAttention:
         blocks, valid = order.indices[:, :most], order.values[:, :most].bool()  # [n, most]
         tokens = blocks[..., None] * PAGE_TOKENS + torch.arange(PAGE_TOKENS)  # [n, most, 64]
         visible = (valid[..., None] & (tokens <= positions[:, None, None])).flatten(1)  # [n, most * 64]
-        slots = (table[blocks][..., None] * PAGE_TOKENS + torch.arange(PAGE_TOKENS)).flatten(1)
+        seen = torch.minimum(tokens, positions[:, None, None])  # what lies behind a query is masked
+        slots = sequence.slots(seen.flatten(1), node)
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         keys = self._kv[layer, head][slots].to(wide)  # [n, most * 64, D]
         scores = q.to(wide) @ keys.transpose(1, 2) / math.sqrt(self._a.head_dim)  # [n, G, most * 64]
         weights = scores.masked_fill_(~visible[:, None], -math.inf).softmax(-1)
         values = self._kv[layer, self._a.kv_heads + head][slots].to(wide)
-        # What lies behind a query in its own block may never have been written: 0 times NaN is NaN.
-        return weights @ values.masked_fill_(~visible[..., None], 0.0)
+        return weights @ values
 
-    def _keys(self, layer: int, sequence: SparseSequence, start: int, end: int) -> torch.Tensor:
+    def _keys(
+        self, layer: int, sequence: SparseSequence, start: int, end: int, node: int | None = None
+    ) -> torch.Tensor:
         """Stored keys of positions ``start`` to ``end``, ``[kv_heads, n, D]``."""
-        positions = torch.arange(start, end)
-        slots = sequence.table[positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS
+        slots = sequence.slots(torch.arange(start, end), node)
         return self._kv[layer, : self._a.kv_heads].index_select(1, slots)
+
+
+def _lay_over(
+    keys: torch.Tensor,  # [kv_heads, J, D]
+    sequence: SparseSequence,
+    path: torch.Tensor,
+    kernel: int,
+    stride: int,
+) -> None:
+    """Put the compressed keys that a path completes in the place of those that the pages hold there."""
+    for depth, node in enumerate(path.tolist()):
+        mean = sequence.node_keys.get((node, stride))
+        if mean is not None:
+            keys[:, (sequence.length + depth - kernel + 1) // stride] = mean

@@ -1,0 +1,1 @@
+"""Finds the path of a drafted tree that the target's own tokens follow."""
