@@ -18,6 +18,8 @@ from plugins_trt.rms_norm.launch import RmsNormalizer
 from plugins_trt.sample.launch import Sampler
 from plugins_trt.silu_mul.launch import SiluMultiplier
 from plugins_trt.skinny_linear.launch import SkinnyLinearMultiplier
+from plugins_trt.w4a16_linear.launch import W4A16Multiplier
+from plugins_trt.w4a16_widen.launch import W4A16Widener
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from plugins_trt.sample.contract import Sample
     from plugins_trt.silu_mul.contract import SiluMul
     from plugins_trt.skinny_linear.contract import SkinnyGated, SkinnyLinear
+    from plugins_trt.w4a16_linear.contract import W4A16Linear
+    from plugins_trt.w4a16_widen.contract import W4A16Widen
 
     Words = npt.NDArray[np.int32]
 
@@ -50,6 +54,9 @@ class StepKernels:
     linear: Callable[[SkinnyLinear], None]
     gated: Callable[[SkinnyGated], None]
     sample: Callable[[Sample], None]
+    packed: Callable[[W4A16Linear], None]
+    """Of models with 4-bit weights, and so is what follows."""
+    widen: Callable[[W4A16Widen], None]
 
 
 class Device(Protocol):
@@ -201,6 +208,7 @@ class CudaDevice:
             attend = Attender(
                 self._kernels, dtype=plan.dtype, heads=a.heads, kv_heads=a.kv_heads, head_dim=a.head_dim
             )
+            packed, widen = self._packed_kernels(plan)
         except KernelsError as error:
             raise UnsupportedError(f"device: cuda: {error}", field="device") from error
         return StepKernels(
@@ -212,7 +220,22 @@ class CudaDevice:
             linear=lambda args: skinny(args, stream),
             gated=lambda args: skinny.gated(args, stream),
             sample=lambda args: draw(args, stream),
+            packed=lambda args: packed(args, stream),
+            widen=lambda args: widen(args, stream),
         )
+
+    def _packed_kernels(self, plan: ModelPlan) -> tuple[Any, Any]:
+        """Those of 4-bit weights: a model without any loads none."""
+        if plan.architecture.quantization is None:
+            return _absent, _absent
+        find = self._kernels.operator
+        multiply = W4A16Multiplier(
+            find("w4a16_linear"),
+            multiprocessors=self.multiprocessors,
+            shared_bytes=self._kernels.shared_bytes,
+            dtype=plan.dtype,
+        )
+        return multiply, W4A16Widener(find("w4a16_widen"), dtype=plan.dtype)
 
     def close(self) -> None:
         """Drop the graphs and leave the context."""
@@ -230,3 +253,7 @@ class CudaDevice:
 
     def _leave(self) -> None:
         self._context.pop()
+
+
+def _absent(*_: object) -> None:
+    raise AssertionError("a model without packed weights has no such product")

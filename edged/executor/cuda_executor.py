@@ -3,7 +3,8 @@
 A step is one copy (tokens, positions, page tables, how rows are drawn), one graph, and the ids of the drawn tokens on
 their way back. Padding rows belong to no sequence: they write no page and are never looked at.
 
-Supported dtypes of weights, activations and KV: bfloat16 and float16; sums are fp32 everywhere.
+Supported dtypes of weights, activations and KV: bfloat16 and float16; sums are fp32 everywhere. Linears that a checkpoint
+has in 4 bits stay so.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from edged.errors import LedgerError
 from edged.executor.base import Executor, ExecutorLimits
 from edged.executor.batch_check import check_batch, check_sampling
 from edged.executor.cuda_operators import CudaOperators
+from edged.executor.cuda_packed import PackedLoader
 from edged.executor.cuda_staging import Staging
 from edged.executor.host_sampler import draw as draw_on_host
 from edged.executor.page_copies import PageCopies
@@ -194,7 +196,8 @@ class CudaExecutor(Executor):
 
     def _fill_weights(self, progress: Progress) -> None:
         """Read the model folder."""
-        read_weights(self._folder, self.plan.architecture, self.buffers, progress)
+        store = PackedLoader(self.plan, self.buffers, self.device)
+        read_weights(self._folder, self.plan.architecture, self.buffers, progress, store)
 
     def _fill_angles(self) -> None:
         """Cos and sin of every position: fp32 products, as the published code has them."""

@@ -1,7 +1,11 @@
-"""Linear layers on a GPU: one row streams the weights through our kernel, more go to cuBLAS.
+"""Linear layers on a GPU: the kernel for each form of weight and number of rows.
 
-Where both were measured (docs/gpu_runs.md) they are equally fast for one row, and cuBLAS is faster for more; for one row
-ours overlaps the launches around it, and takes the activation of the MLP along.
+Weights of 16 bits: one row streams them through our kernel, more go to cuBLAS. Where both were measured
+(docs/gpu_runs.md) they are equally fast for one row, and cuBLAS is faster for more; for one row ours overlaps the launches
+around it, and takes the activation of the MLP along.
+
+Packed weights: up to 64 rows multiply them as they are. For more, some outputs at a time are widened into a buffer of the
+plan and multiplied by cuBLAS: the widening costs as much as a few rows do.
 """
 
 from __future__ import annotations
@@ -10,15 +14,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from edged.memory.cuda_buffers import wide_rows
 from plugins_trt.contract import DeviceArray
 from plugins_trt.skinny_linear.contract import MAX_ROWS, STEP, SkinnyGated, SkinnyLinear
+from plugins_trt.w4a16_linear.contract import MAX_ROWS as MAX_PACKED_ROWS
+from plugins_trt.w4a16_linear.contract import W4A16Linear
+from plugins_trt.w4a16_widen.contract import W4A16Widen
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from edged.executor.cuda_device import StepKernels
+    from edged.executor.cuda_packed import PackedTensors
     from edged.models.operators import Linear
 
 SKINNY_ROWS = 1
-"""Up to here our kernel is taken."""
+"""Up to here our kernel is taken for weights of 16 bits."""
 
 _of = DeviceArray.of
 
@@ -28,25 +39,44 @@ class CudaLinear:
 
     Args:
         kernels: The operators of the device.
+        packed: The weights that are packed, by the linear's name.
+        buffers: Where their scratch memory is: ``packed_workspace`` and ``packed_wide``, where they are needed.
     """
 
-    def __init__(self, kernels: StepKernels) -> None:
+    def __init__(
+        self, kernels: StepKernels, packed: Mapping[str, PackedTensors], buffers: Mapping[str, torch.Tensor]
+    ) -> None:
         self._kernels = kernels
+        self._packed = packed
+        self._workspace = buffers.get("packed_workspace")
+        self._wide = buffers.get("packed_wide")
         # Half-precision operands with an fp32 result: torch has it on GPUs from 2.8 on.
         self._has_wide = torch.cuda.is_available() and "dtype_out" in torch.ops.aten.mm.overloads()
 
     def __call__(self, x: torch.Tensor, layer: Linear[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
         """``[M, in]`` to ``[M, out]``."""
-        if self.is_skinny(x):
+        packed = self._packed.get(layer.name)
+        if packed is not None:
+            if x.shape[0] <= MAX_PACKED_ROWS:
+                self._packed_product(x, packed, layer, out)
+            else:
+                self._widened_product(x, packed, layer, out)
+        elif _is_skinny(x):
             self._skinny(x, layer, out, 1.0)
-        elif layer.bias is None:
-            torch.mm(x, layer.weight.t(), out=out)
         else:
-            torch.addmm(layer.bias, x, layer.weight.t(), out=out)
+            _product(x, layer.weight, layer.bias, out)
         return out
 
+    def fuses(self, x: torch.Tensor, layer: Linear[torch.Tensor]) -> bool:
+        """Whether one kernel goes on from ``layer``, which is gate and up, to the activation."""
+        return x.shape[0] <= MAX_PACKED_ROWS if layer.name in self._packed else _is_skinny(x)
+
     def gated(self, x: torch.Tensor, layer: Linear[torch.Tensor], out: torch.Tensor) -> None:
-        """``silu(gate) * up`` of what ``layer`` gives, ``[M, in]`` to ``[M, out / 2]``; only where ``is_skinny``."""
+        """``silu(gate) * up`` of what ``layer`` gives, ``[M, in]`` to ``[M, out / 2]``; only where it :meth:`fuses`."""
+        packed = self._packed.get(layer.name)
+        if packed is not None:
+            self._packed_product(x, packed, layer, out, gated=True)
+            return
         bias = None if layer.bias is None else _of(layer.bias)
         self._kernels.gated(SkinnyGated(_of(x), _of(layer.weight), _of(out), bias))
 
@@ -54,7 +84,7 @@ class CudaLinear:
         self, x: torch.Tensor, head: Linear[torch.Tensor], out: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """``scale * x @ weight.T`` of ``[M, H]`` in fp32 ``[M, V]``, never rounded to half precision on the way."""
-        if self._has_wide and x.is_cuda and not self.is_skinny(x):
+        if self._has_wide and x.is_cuda and not _is_skinny(x):
             torch.ops.aten.mm.dtype_out(x, head.weight.t(), torch.float32, out=out)
             return out if scale == 1.0 else out.mul_(scale)
         for first in range(0, x.shape[0], MAX_ROWS):
@@ -62,11 +92,58 @@ class CudaLinear:
             self._skinny(x[rows], head, out[rows], scale)
         return out
 
-    @staticmethod
-    def is_skinny(x: torch.Tensor) -> bool:
-        """Whether our kernel takes this product."""
-        return x.shape[0] <= SKINNY_ROWS and x.shape[1] % STEP == 0
-
     def _skinny(self, x: torch.Tensor, layer: Linear[torch.Tensor], out: torch.Tensor, scale: float) -> None:
         bias = None if layer.bias is None else _of(layer.bias)
         self._kernels.linear(SkinnyLinear(_of(x), _of(layer.weight), _of(out), bias, scale))
+
+    def _packed_product(
+        self,
+        x: torch.Tensor,
+        packed: PackedTensors,
+        layer: Linear[torch.Tensor],
+        out: torch.Tensor,
+        *,
+        gated: bool = False,
+    ) -> None:
+        self._kernels.packed(
+            W4A16Linear(
+                x=_of(x),
+                tiles=_of(packed.tiles),
+                groups=_of(packed.groups),
+                out=_of(out),
+                bias=None if layer.bias is None else _of(layer.bias),
+                workspace=None if self._workspace is None else _of(self._workspace),
+                gated=gated,
+            )
+        )
+
+    def _widened_product(
+        self, x: torch.Tensor, packed: PackedTensors, layer: Linear[torch.Tensor], out: torch.Tensor
+    ) -> None:
+        """Some outputs at a time: widen, multiply, go on."""
+        form = packed.form
+        assert self._wide is not None  # noqa: S101 - the plan has it where a step has so many tokens
+        step = wide_rows(form)
+        for first in range(0, form.outputs, step):
+            rows = slice(first, min(first + step, form.outputs))
+            count = rows.stop - rows.start
+            wide = self._wide[: count * form.inputs].view(count, form.inputs)
+            self._kernels.widen(
+                W4A16Widen(
+                    _of(packed.tiles), _of(packed.groups), _of(wide), form.outputs, first, gated=form.gated
+                )
+            )
+            bias = None if layer.bias is None else layer.bias[rows]
+            _product(x, wide, bias, out[:, rows])
+
+
+def _is_skinny(x: torch.Tensor) -> bool:
+    """Whether our kernel takes a product with a weight of 16 bits."""
+    return x.shape[0] <= SKINNY_ROWS and x.shape[1] % STEP == 0
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    if bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)

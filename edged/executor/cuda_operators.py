@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from edged.executor.cuda_linear import CudaLinear
+from edged.executor.cuda_packed import packed_tensors
 from edged.memory.cuda_buffers import UNREAD_COARSE, UNREAD_FINE, StepLayout, logit_rows
 from edged.memory.specs import PAGE_TOKENS
 from plugins_trt.arena import COARSE_SLOTS, FINE_SLOTS, Arena, Pool
@@ -129,7 +130,7 @@ class CudaOperators:
         self._a = a
         self._buffers = buffers
         self._kernels = kernels
-        self._linear = CudaLinear(kernels)
+        self._linear = CudaLinear(kernels, packed_tensors(plan, buffers), buffers)
         self._rule = None if dense else plan.selection
         self.rows = logit_rows(plan, tokens)
         """R, rows of logits that come out."""
@@ -166,9 +167,9 @@ class CudaOperators:
 
     def linear(self, x: torch.Tensor, layer: Linear[torch.Tensor]) -> torch.Tensor:
         """``[.., in]`` to ``[.., out]``; where one kernel does both, :meth:`silu_mul` of gate and up comes along."""
-        if layer.part == "gate_up" and self._linear.is_skinny(x):
+        if layer.part == "gate_up" and self._linear.fuses(x, layer):
             self._linear.gated(x, layer, self._now["activated"])
-            return self._now["gate_up"]
+            return self._now["activated"]
         out = self._now[{"qkv": "qkv", "gate_up": "gate_up"}.get(layer.part, "branch")]
         return self._linear(x, layer, out)
 
@@ -204,8 +205,8 @@ class CudaOperators:
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """``[.., 2 I]`` to ``[.., I]``."""
         size, out = self._a.intermediate, self._now["activated"]
-        if self._linear.is_skinny(self._now["normed"]):
-            return out  # what made gate and up was not stored: :meth:`linear` went on to this
+        if gate_up is out:
+            return out  # :meth:`linear` went on to this
         self._kernels.silu_mul(SiluMul(_of(gate_up[:, :size]), _of(gate_up[:, size:]), _of(out)))
         return out
 

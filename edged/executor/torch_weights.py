@@ -19,9 +19,10 @@ from edged.models.checkpoint import CheckpointPlan
 from edged.models.weights import ORDER, SCALES, ZEROS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from edged.checkpoint.packed import PackedModule
     from edged.executor.base import Progress
     from edged.models.architecture import Architecture
     from edged.models.checkpoint import PackedLinear
@@ -32,9 +33,20 @@ _PIECE_ELEMENTS = 1 << 20
 
 
 def read_weights(
-    folder: Path, architecture: Architecture, weights: Mapping[str, torch.Tensor], progress: Progress
+    folder: Path,
+    architecture: Architecture,
+    weights: Mapping[str, torch.Tensor],
+    progress: Progress,
+    store: Callable[[PackedLinear, PackedModule], None] | None = None,
 ) -> None:
     """Fill ``weights`` (by the names of ``weight_parts``) from the safetensors files of ``folder``.
+
+    Args:
+        folder: The model folder.
+        architecture: Its hyper-parameters.
+        weights: What is filled.
+        progress: Is told of every tensor.
+        store: Puts a packed module where it belongs; by default into ``weights``, as it comes.
 
     Raises:
         CheckpointError: The files are damaged, do not fit the architecture, have a dtype that is no float, hold NaN
@@ -52,7 +64,14 @@ def read_weights(
                 done += files.info(name).nbytes
                 progress("reading weights", done, total)
         for linear in plan.packed:
-            done += _read_packed(files, plan, linear, weights)
+            if f"{linear.module}.bias" not in plan.dense:
+                check_no_bias(files, f"{linear.module}.bias")
+            module = plan.read(files, linear)
+            if store is None:
+                _store(linear, module, weights)
+            else:
+                store(linear, module)
+            done += sum(files.info(name).nbytes for name in plan.tensors_of(linear) if name in files)
             progress("reading weights", done, total)
 
 
@@ -83,13 +102,8 @@ def _convert(files: WeightFiles, name: str, dtype: torch.dtype, target: torch.Te
             )
 
 
-def _read_packed(
-    files: WeightFiles, plan: CheckpointPlan, linear: PackedLinear, weights: Mapping[str, torch.Tensor]
-) -> int:
-    """Read one 4-bit or ternary module into its rows of a weight and return the bytes that it has in the files."""
-    if f"{linear.module}.bias" not in plan.dense:
-        check_no_bias(files, f"{linear.module}.bias")
-    module = plan.read(files, linear)
+def _store(linear: PackedLinear, module: PackedModule, weights: Mapping[str, torch.Tensor]) -> None:
+    """Put one 4-bit or ternary module into its rows of a weight."""
     rows = slice(linear.start, linear.start + linear.shape.outputs)
     packed, scales = (weights[linear.weight + part][rows] for part in ("", SCALES))
     scales.copy_(torch.from_numpy(module.scales))
@@ -101,7 +115,6 @@ def _read_packed(
     for output, word, tile in module.tiles:
         count, words = tile.shape
         packed[output : output + count, word : word + words].copy_(torch.from_numpy(tile.view(np.int32)))
-    return sum(files.info(name).nbytes for name in plan.tensors_of(linear) if name in files)
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

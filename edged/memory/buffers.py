@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from edged.engine.selection import selection_of
 from edged.memory.cuda_buffers import cuda_step_buffers
 from edged.memory.cuda_limits import check_cuda_plan
+from edged.memory.cuda_weights import cuda_weight_parts
 from edged.memory.specs import (
     ACTIVATIONS,
     COMPRESSED_KEYS,
@@ -140,8 +141,10 @@ class ModelPlan:
 def weight_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
     """The weights: matrices in the plan's dtype, vectors (norms, biases) in the type that activations have.
 
-    A 4-bit matrix keeps its own types whatever the plan says (:func:`edged.models.weights.weight_parts`).
+    A packed matrix keeps its own types whatever the plan says (:func:`edged.models.weights.weight_parts`, on a GPU
+    :func:`edged.memory.cuda_weights.cuda_weight_parts`).
     """
+    parts_of = cuda_weight_parts if plan.device == "cuda" else weight_parts
     return tuple(
         BufferSpec(
             part.name,
@@ -150,7 +153,7 @@ def weight_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
             part.dtype or (plan.dtype if len(part.shape) > 1 else plan.compute_dtype),
         )
         for spec in weight_specs(plan.architecture)
-        for part in weight_parts(spec)
+        for part in parts_of(spec)
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edged.memory.cuda_weights import cuda_packed
 from edged.memory.specs import (
     ACTIVATIONS,
     COMPRESSED_KEYS,
@@ -20,15 +21,21 @@ from edged.memory.specs import (
 from plugins_trt.arena import COARSE_SLOTS, FINE_SLOTS
 from plugins_trt.attention.contract import Layout
 from plugins_trt.contract import MAX_DECODE, ceil_div, round_up
+from plugins_trt.w4a16_linear.contract import MAX_ROWS, LinearPlan
+from plugins_trt.w4a16_widen.contract import OCTET
 
 if TYPE_CHECKING:
     from edged.memory.buffers import ModelPlan
+    from edged.memory.cuda_weights import CudaPacked
 
 MULTIPROCESSORS = 192
 """Most multiprocessors of a device that scratch memory is planned for (the largest RTX cards have 188)."""
 
 LARGEST_POWER = 2048
 """Up to here buckets are powers of two; one more takes the longest step, if that is longer."""
+
+WIDE_TILE = 1 << 25
+"""Elements of a packed weight that are widened at a time for steps of many tokens (64 MiB)."""
 
 UNREAD_FINE, UNREAD_COARSE = "unread_fine", "unread_coarse"
 """Where compressed keys go that nobody reads."""
@@ -112,6 +119,39 @@ def attention_workspace(plan: ModelPlan, tokens: int, multiprocessors: int = MUL
     ).total
 
 
+def packed_workspace(plan: ModelPlan, multiprocessors: int = MULTIPROCESSORS) -> int:
+    """Bytes of scratch memory that a product with a packed weight needs in any bucket."""
+    return max(
+        (
+            LinearPlan.of(
+                rows=rows, outputs=each.outputs, inputs=each.inputs, multiprocessors=multiprocessors
+            ).workspace_bytes
+            for each in cuda_packed(plan.architecture)
+            for rows in {min(MAX_ROWS, size) for size in bucket_sizes(plan)}
+        ),
+        default=0,
+    )
+
+
+def wide_rows(packed: CudaPacked) -> int:
+    """Outputs of a packed weight that are widened at a time: all that there is room for, in equal parts."""
+    most = max(WIDE_TILE // packed.inputs, OCTET)
+    return round_up(ceil_div(packed.outputs, ceil_div(packed.outputs, most)), OCTET)
+
+
+def _packed_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
+    """Scratch memory of products with packed weights, where there are any."""
+    packed = cuda_packed(plan.architecture)
+    buffers = []
+    workspace = packed_workspace(plan)
+    if workspace:
+        buffers.append(BufferSpec("packed_workspace", ACTIVATIONS, (round_up(workspace, 16),), "uint8"))
+    if packed and bucket_sizes(plan)[-1] > MAX_ROWS:
+        elements = max(wide_rows(each) * each.inputs for each in packed)
+        buffers.append(BufferSpec("packed_wide", ACTIVATIONS, (elements,), plan.dtype))
+    return tuple(buffers)
+
+
 def cuda_step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
     """Everything beside the weights: pages, compressed keys, activations, scratch, a step's data, logits.
 
@@ -153,4 +193,5 @@ def cuda_step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
         BufferSpec("arrived", ACTIVATIONS, (plan.max_sequences, a.kv_heads), "int32"),
         BufferSpec("logits", LOGITS, (rows, a.vocabulary), "float32"),
         BufferSpec("drawn", LOGITS, (rows,), "int32"),
+        *_packed_buffers(plan),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edged.errors import UnsupportedError
+from edged.memory.cuda_weights import cuda_packed
 from edged.memory.specs import PAGE_TOKENS
 from plugins_trt.chunk_selection.contract import MAX_PAGES
 from plugins_trt.contract import LaunchError, check_heads
@@ -33,10 +34,7 @@ def check_cuda_plan(name: str, plan: ModelPlan) -> None:
             f"model {name}: dtype {plan.dtype} does not run on device cuda: set dtype to {' or '.join(DTYPES)}",
             field="dtype",
         )
-    if a.quantization is not None:
-        raise UnsupportedError(
-            f"model {name}: 4-bit weights do not run on device cuda yet: set device to cpu", field="device"
-        )
+    _check_packed(name, plan)
     try:
         check_heads(a.heads, a.kv_heads, a.head_dim)
     except LaunchError as error:
@@ -55,3 +53,29 @@ def check_cuda_plan(name: str, plan: ModelPlan) -> None:
             f"set it to at most {MAX_PAGES * PAGE_TOKENS}, or attention to {{mode: dense}}",
             field="context_length",
         )
+
+
+def _check_packed(name: str, plan: ModelPlan) -> None:
+    """Refuse packed weights that the kernels do not take."""
+    quantization = plan.architecture.quantization
+    if quantization is None:
+        return
+    if quantization.ternary:
+        raise UnsupportedError(
+            f"model {name}: ternary weights do not run on device cuda yet: set device to cpu", field="device"
+        )
+    if quantization.act_order:
+        raise UnsupportedError(
+            f"model {name}: 4-bit weights whose groups are not consecutive inputs (quantization_config.desc_act) do not "
+            "run on device cuda: quantize with edgectl quantize --act-order static, or set device to cpu",
+            field="device",
+        )
+    for packed in cuda_packed(plan.architecture):
+        try:
+            packed.check()
+        except LaunchError as error:
+            raise UnsupportedError(
+                f"model {name}: the 4-bit weight {packed.name} does not run on device cuda: {error}; quantize with "
+                "edgectl quantize --group 64 (a GGUF file: import it without --keep-4bit), or set device to cpu",
+                field="device",
+            ) from None

@@ -23,6 +23,8 @@ from plugins_trt.rms_norm.reference import rms_norm
 from plugins_trt.sample.reference import SMALLEST_TEMPERATURE, draw
 from plugins_trt.silu_mul.reference import silu_mul
 from plugins_trt.skinny_linear.reference import skinny_gated, skinny_linear
+from plugins_trt.w4a16_linear.reference import w4a16_linear
+from plugins_trt.w4a16_widen.reference import widen_rows
 
 
 def tensor_of(array: DeviceArray) -> torch.Tensor:
@@ -120,7 +122,36 @@ class HostDevice:
                     numbers=tensor_of(args.numbers)[warm],
                 ).int()
 
-        return StepKernels(embed, norm, multiply, self.attention, best, linear, gated, sample)
+        return StepKernels(
+            embed, norm, multiply, self.attention, best, linear, gated, sample, self.packed, self.widen
+        )
+
+    @staticmethod
+    def packed(args):
+        args.plan(HostDevice.multiprocessors)  # refuses a workspace that is too small
+        if args.workspace is not None:
+            tensor_of(args.workspace).fill_(0xFF)
+        product = w4a16_linear(
+            tensor_of(args.x),
+            tensor_of(args.tiles),
+            tensor_of(args.groups),
+            outputs=args.out.shape[1],
+            bias=None if args.bias is None else tensor_of(args.bias),
+            gated=args.gated,
+        )
+        tensor_of(args.out).copy_(product)
+
+    @staticmethod
+    def widen(args):
+        rows = widen_rows(
+            tensor_of(args.tiles),
+            tensor_of(args.groups),
+            outputs=args.outputs,
+            first=args.first,
+            rows=args.rows,
+            gated=args.gated,
+        )
+        tensor_of(args.out).copy_(rows)
 
     @staticmethod
     def attention(args):

@@ -44,13 +44,8 @@ class Kernels:
             )
             # ctypes passes no structs of unknown layout: each kernel gets a caller that takes a pointer to one.
             text = re.sub(
-                r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?([\w#]+)\(const (\w+) args\)',
-                r'extern "C" void \1(const void* pointer)',
-                text,
-            )
-            text = re.sub(
-                r'(extern "C" void [\w#]+\(const void\* pointer\) \{\s*\\\n\s*)',
-                r"\1const Linear& args = *static_cast<const Linear*>(pointer); ",
+                r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?([\w#]+)\(const (\w+) args\)(\s*)\{',
+                r'extern "C" void \1(const void* pointer)\3{ const \2& args = *static_cast<const \2*>(pointer);',
                 text,
             )
             files.append(folder / f"{source.stem}.cpp")

@@ -1,0 +1,84 @@
+"""How a model's weights lie on a GPU: packed ones as the kernels read them, the others as everywhere.
+
+A packed LM head is widened at load: its logits are fp32, and the kernels of packed weights round to half precision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edged.models.weights import HEAD, WeightPart, weight_parts, weight_specs
+from plugins_trt.w4a16_linear import layout
+
+if TYPE_CHECKING:
+    from edged.models.architecture import Architecture
+    from edged.models.weights import Packing, WeightSpec
+
+GROUPS = ".groups"
+"""Follows a packed weight's name: ``layers.3.qkv`` itself holds the tiles."""
+
+
+@dataclass(frozen=True)
+class CudaPacked:
+    """One packed weight ``[N, K]`` as the kernels of :mod:`plugins_trt.w4a16_linear` read it.
+
+    Attributes:
+        name: The weight's.
+        outputs: N, gate and up together.
+        inputs: K.
+        group: Inputs that share a scale in the kernels' layout; in the file as many, or a multiple.
+        gated: The weight is ``[gate; up]``, and the kernels go on to ``silu(gate) * up``.
+    """
+
+    name: str
+    outputs: int
+    inputs: int
+    group: int
+    gated: bool
+
+    @classmethod
+    def of(cls, spec: WeightSpec) -> CudaPacked | None:
+        """The form of a weight; None where it is as wide as the plan says."""
+        if spec.packing is None or spec.name == HEAD:
+            return None
+        outputs, inputs = spec.shape
+        return cls(spec.name, outputs, inputs, kernel_group(spec.packing), spec.name.endswith(".gate_up"))
+
+    @property
+    def parts(self) -> tuple[WeightPart, ...]:
+        """The tensors that it is made of."""
+        tiles = layout.tiles_of(self.outputs)
+        return (
+            WeightPart(self.name, (tiles, self.inputs // layout.STEP, 32, 4), "int32"),
+            WeightPart(self.name + GROUPS, (tiles, self.inputs // self.group, 8, 2), "int32"),
+        )
+
+    def check(self) -> None:
+        """Refuse sizes that the kernels do not take.
+
+        Raises:
+            LaunchError: Names the group, the inputs or the outputs.
+        """
+        layout.check_sizes(self.outputs, self.inputs, self.group, gated=self.gated)
+
+
+def kernel_group(packing: Packing) -> int:
+    """The largest group of the kernels that divides a checkpoint's (a scale is then repeated), or the checkpoint's own."""
+    return max((group for group in layout.GROUPS if packing.group % group == 0), default=packing.group)
+
+
+def cuda_packed(architecture: Architecture) -> tuple[CudaPacked, ...]:
+    """Every weight of a model that stays packed, in the order of the forward."""
+    found = (CudaPacked.of(spec) for spec in weight_specs(architecture))
+    return tuple(each for each in found if each is not None)
+
+
+def cuda_weight_parts(spec: WeightSpec) -> tuple[WeightPart, ...]:
+    """As :func:`edged.models.weights.weight_parts`, on a GPU."""
+    packed = CudaPacked.of(spec)
+    if packed is not None:
+        return packed.parts
+    if spec.packing is not None:
+        return (WeightPart(spec.name, spec.shape, ""),)
+    return weight_parts(spec)

@@ -1,0 +1,1 @@
+"""4-bit weights into 16-bit ones."""

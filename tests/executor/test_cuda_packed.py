@@ -1,0 +1,321 @@
+"""4-bit models on device cuda, held to the CPU's fp32 executor: on the references everywhere, on the kernels on a GPU."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from executor_runner import Runner, load
+from host_device import HostDevice
+from quantized_files import Integers, awq_tensors, gptq_tensors, marlin_tensors
+from safetensors.numpy import save_file
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from edged.checkpoint.safetensors_files import WeightFiles
+from edged.config import ModelConfig
+from edged.errors import UnsupportedError
+from edged.executor.cuda_executor import CudaExecutor
+from edged.executor.cuda_packed import even_below_odd
+from edged.memory.buffers import step_buffers, weight_buffers
+from edged.memory.cuda_buffers import WIDE_TILE, wide_rows
+from edged.memory.cuda_weights import CudaPacked
+from edged.models.architecture import Architecture
+from edged.models.checkpoint import CheckpointPlan
+from edged.models.weights import weight_specs
+from plugins_trt.w4a16_linear import layout
+from plugins_trt.w4a16_widen.reference import widen_rows
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 256,
+    "intermediate_size": 384,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 264,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+BIASED = {**LLAMA, "attention_bias": True, "mlp_bias": True}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False, "sym": False}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+MLP = {"modules_in_block_to_quantize": [["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]]}
+MODELS = {
+    "gptq, group 64": (LLAMA, GPTQ),
+    "gptq, a group a row, biases": (BIASED, {**GPTQ, "group_size": -1}),
+    "gptq with its head": (LLAMA, {**GPTQ, "lm_head": True}),
+    "gptq, the mlp alone": (LLAMA, {**GPTQ, **MLP}),
+    "awq, group 128": (LLAMA, AWQ),
+    "marlin, group 128": (LLAMA, {**GPTQ, "group_size": 128, "sym": True, "marlin": True}),
+}
+SETTINGS = {"context_length": 512, "max_sequences": 3, "prefill_chunk": 256}
+ERROR = {"bfloat16": 0.06, "float16": 0.008}
+"""Mean difference from fp32 over the spread of the logits."""
+
+
+def write_packed(folder, config, quantization, seed=3):
+    """A random model whose linears are in 4 bits; each weight as the file has it, by the name of its module."""
+    quantization = dict(quantization)
+    marlin = quantization.pop("marlin", False)
+    config = {**config, "quantization_config": quantization}
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    random, tensors, weights = np.random.default_rng(seed), {}, {}
+    for spec in weight_specs(Architecture.from_config(config)):
+        linears = []
+        for source in spec.sources:
+            if spec.packing is None:
+                small = len(source.shape) == 1 and not source.name.endswith(".bias")
+                values = random.standard_normal(source.shape) / (1 if small else source.shape[-1] ** 0.5)
+                tensors[source.name] = (0.5 + random.random(source.shape) if small else values).astype(
+                    np.float32
+                )
+                continue
+            outputs, inputs = source.shape
+            linear = Integers(
+                random, outputs, inputs, spec.packing.group, symmetric=marlin, scale=0.2 / inputs**0.5
+            )
+            weights[source.module] = linear.weight()
+            linears.append((source.module, linear))
+        if marlin and linears:
+            module, whole = linears[0]
+            for part in ("q", "scales"):
+                setattr(whole, part, np.concatenate([getattr(linear, part) for _, linear in linears], axis=1))
+            fused = {"q_proj": "qkv_proj", "gate_proj": "gate_up_proj"}
+            start, _, name = module.rpartition(".")
+            tensors |= marlin_tensors(f"{start}.{fused.get(name, name)}", whole)
+            continue
+        for module, linear in linears:
+            write = awq_tensors if quantization["quant_method"] == "awq" else gptq_tensors
+            tensors |= write(module, linear)
+    save_file(
+        {name: np.ascontiguousarray(item) for name, item in tensors.items()}, folder / "model.safetensors"
+    )
+    return weights
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Folder and weights of each model."""
+    root, made = tmp_path_factory.mktemp("packed"), {}
+
+    def get(name):
+        if name not in made:
+            folder = root / str(len(made))
+            made[name] = folder, write_packed(folder, *MODELS[name])
+        return made[name]
+
+    return get
+
+
+@pytest.fixture(scope="module", params=["references", pytest.param("kernels", marks=pytest.mark.gpu)])
+def open_device(request):
+    """None: the first GPU."""
+    return HostDevice if request.param == "references" else None
+
+
+def open_model(folder, device, **settings):
+    config = ModelConfig(name="m", path=folder, device="cuda", **{"dtype": "float16", **SETTINGS, **settings})
+    executor = CudaExecutor(config, device)
+    executor.load(lambda *_: None)
+    return executor
+
+
+@pytest.fixture(scope="module")
+def executors(models, open_device):
+    """Loads each executor once."""
+    made = {}
+
+    def get(name, dtype="float16"):
+        if (name, dtype) not in made:
+            made[name, dtype] = open_model(models(name)[0], open_device, dtype=dtype)
+        return made[name, dtype]
+
+    yield get
+    for executor in made.values():
+        executor.close()
+
+
+@pytest.fixture(scope="module")
+def reference(models):
+    """The CPU's fp32 executor of a model."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            made[name] = load(models(name)[0], dtype="float32", **SETTINGS)
+        return made[name]
+
+    return get
+
+
+PROMPT = np.random.default_rng(5).integers(0, LLAMA["vocab_size"], 330).tolist()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_weight_of_the_file_is_in_its_place(models, executors, name):
+    executor, (_, weights) = executors(name), models(name)
+    packed = 0
+    for spec in weight_specs(executor.plan.architecture):
+        if spec.packing is None:
+            continue
+        expected = torch.from_numpy(np.concatenate([weights[source.module] for source in spec.sources]))
+        form, held = CudaPacked.of(spec), executor.buffers[spec.name].cpu()
+        if form is None:  # the head
+            assert torch.equal(held, expected.half())
+            continue
+        packed += 1
+        groups = executor.buffers[f"{spec.name}.groups"].cpu()
+        assert form.gated == spec.name.endswith("gate_up")
+        assert form.group == {-1: 128}.get(MODELS[name][1]["group_size"], MODELS[name][1]["group_size"])
+        wide = widen_rows(held, groups, outputs=form.outputs, first=0, rows=form.outputs, gated=form.gated)
+        torch.testing.assert_close(wide.double(), expected, rtol=1e-6, atol=0)
+    assert packed == (4 if "alone" in name else 8)
+
+
+def test_the_tiles_are_those_of_the_layout(models, executors):
+    """The device turns words over as the published layout says."""
+    executor = executors("gptq, group 64")
+    for spec in weight_specs(executor.plan.architecture):
+        form = CudaPacked.of(spec)
+        if form is None:
+            continue
+        numbers, metas = [], []
+        with WeightFiles.open(models("gptq, group 64")[0]) as files:
+            plan = CheckpointPlan.of(executor.plan.architecture, files)
+            for linear in plan.packed:
+                if linear.weight != spec.name:
+                    continue
+                module = plan.read(files, linear)
+                words = np.zeros((linear.shape.outputs, linear.shape.inputs // 8), np.uint32)
+                for output, word, tile in module.tiles:
+                    words[output : output + len(tile), word : word + tile.shape[1]] = tile
+                numbers.append(words)
+                metas.append((module.scales, module.zeros))
+        tiles = layout.pack_tiles(np.concatenate(numbers), gated=form.gated)
+        scales, zeros = (np.concatenate(parts) for parts in zip(*metas, strict=True))
+        groups = layout.pack_groups(scales, zeros, gated=form.gated)
+        assert np.array_equal(executor.buffers[spec.name].cpu().numpy().view(np.uint32), tiles)
+        assert np.array_equal(executor.buffers[f"{spec.name}.groups"].cpu().numpy().view(np.uint32), groups)
+
+
+def test_numbers_of_a_word_are_turned_over():
+    words = torch.from_numpy(np.random.default_rng(0).integers(0, 1 << 32, 500, np.uint32).view(np.int32))
+    expected = layout._even_below_odd(words.numpy().view(np.uint32))
+    assert np.array_equal(even_below_odd(words.clone()).numpy().view(np.uint32), expected)
+
+
+def error(ours, expected):
+    assert np.isfinite(ours).all()
+    return np.abs(ours - expected).mean() / expected.std()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_the_cpus(executors, reference, name, dtype):
+    runner = Runner(executors(name, dtype))
+    sequence = runner.sequence(PROMPT)
+    # One row; few and many; both ways of more than 64 (the last bucket takes them in one step).
+    ours = [runner.logits([(sequence, count)], "all") for count in (1, 2, 13, 40, 65, 200)]
+    ours += [runner.logits([(sequence, 1)]) for _ in range(3)]
+    ours = np.concatenate(ours)
+    runner = Runner(reference(name))
+    expected = runner.prefill(runner.sequence(PROMPT[: len(ours)]), 256)
+    assert error(ours, expected) < ERROR[dtype]
+
+
+@pytest.mark.parametrize("name", ["gptq, group 64", "awq, group 128"])
+def test_greedy_tokens_are_the_cpus(executors, reference, name):
+    runner = Runner(executors(name))
+    prompts = [PROMPT[:70], PROMPT[70:90], PROMPT[100:230]]
+    answers = runner.generate([runner.sequence(prompt, room=24) for prompt in prompts], 24)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        runner = Runner(reference(name))
+        sequence = runner.sequence([*prompt, *answer[:-1]])
+        logits = runner.prefill(sequence, 256)[-len(answer) :]
+        gaps = logits.max(1) - logits[np.arange(len(answer)), answer]
+        assert gaps.max() < 4 * ERROR["float16"] * logits.std(), gaps
+        assert (gaps > 0).mean() < 0.1
+
+
+def test_buffers_are_those_of_the_plan(executors):
+    for name in ("gptq, group 64", "gptq with its head"):
+        executor = executors(name)
+        specs = (*weight_buffers(executor.plan), *step_buffers(executor.plan))
+        assert {spec.name for spec in specs} == set(executor.buffers)
+        for spec in specs:
+            assert executor.buffers[spec.name].untyped_storage().nbytes() == spec.nbytes
+        assert "packed_wide" in executor.buffers
+
+
+def test_outputs_are_widened_in_equal_parts_that_fit():
+    for outputs, inputs in ((32768, 4096), (4096, 16384), (4608, 4096), (24, 1 << 26)):
+        form = CudaPacked("m", outputs, inputs, 128, gated=False)
+        rows = wide_rows(form)
+        assert rows % 8 == 0
+        assert rows * inputs <= WIDE_TILE or rows == 8
+        parts = -(-outputs // rows)
+        assert parts * rows - outputs < 8 * parts
+
+
+class MadeElements(TorchDispatchMode):
+    """Elements of the largest new tensor that anything makes."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        known = [each.untyped_storage().data_ptr() for each in args if isinstance(each, torch.Tensor)]
+        if isinstance(result, torch.Tensor) and result.untyped_storage().data_ptr() not in known:
+            self.largest = max(self.largest, result.numel())
+        return result
+
+
+def test_a_model_is_never_held_twice_while_it_loads(tmp_path):
+    config = {**LLAMA, "num_hidden_layers": 1, "intermediate_size": 24576}
+    write_packed(tmp_path, config, GPTQ)
+    executor = CudaExecutor(
+        ModelConfig(
+            name="m", path=tmp_path, device="cuda", dtype="float16", context_length=64, prefill_chunk=1
+        ),
+        HostDevice,
+    )
+    fill = executor._fill_weights
+    made = MadeElements()
+
+    def watched(progress):
+        with made:
+            fill(progress)
+
+    executor._fill_weights = watched
+    executor.load(lambda *_: None)
+    # gate_up has 12.6 million weights, 1.6 million words; a piece is a million words at most.
+    assert executor.buffers["layers.0.gate_up"].numel() > 1_500_000
+    assert 0 < made.largest <= 1 << 20
+    executor.close()
+
+
+def test_what_the_kernels_do_not_do_is_refused(tmp_path):
+    def refused(config=LLAMA, **quantization):
+        folder = tmp_path / "refused"
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(
+            json.dumps({**config, "quantization_config": {**GPTQ, **quantization}})
+        )
+        with pytest.raises(UnsupportedError) as caught:
+            CudaExecutor(ModelConfig(name="m", path=folder, device="cuda", dtype="bfloat16"), HostDevice)
+        assert caught.value.field == "device"
+        return caught.value.message
+
+    assert "group: 32, must be one of (64, 128)" in refused(group_size=32)
+    assert "import it without --keep-4bit" in refused(group_size=32)
+    assert "desc_act" in refused(desc_act=True)
+    assert "--act-order static" in refused(desc_act=True)
+    narrow = {**LLAMA, "intermediate_size": 352}
+    assert "model m: the 4-bit weight layers.0.down does not run" in refused(narrow, group_size=-1)
