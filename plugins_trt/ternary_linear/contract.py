@@ -1,0 +1,167 @@
+"""What `ternary_linear` takes, how its work is cut, and its refusals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plugins_trt.contract import (
+    KERNEL_DTYPES,
+    DeviceArray,
+    LaunchError,
+    ceil_div,
+    check_array,
+    check_at_least,
+    check_rows,
+    check_workspace,
+    round_up,
+)
+from plugins_trt.ternary_linear.layout import BLOCK, GROUPS, TILE, check_sizes, tiles_of
+
+MAX_ROWS = 64
+"""Rows of x of one launch."""
+
+FEW_ROWS = 8
+"""Up to here, and where x is small, the weights stream past an x that lies whole in shared memory."""
+
+FEW_BYTES = 40 << 10
+"""Of such an x."""
+
+BLOCK_TILES = 8
+"""Tiles of a thread block that streams x too."""
+
+WARPS = 8
+"""Of a thread block."""
+
+_MAX_SPLITS = 16
+_SPLIT_INPUTS = 512  # of a share of the inputs, at least
+
+
+@dataclass(frozen=True)
+class LinearPlan:
+    """How a product is cut, and its scratch memory; depends on sizes alone."""
+
+    few: bool  # x lies whole in shared memory
+    splits: int  # shares of the inputs: few, of the warps of a thread block; else of thread blocks
+    workspace_bytes: int  # float32 [splits, M, 16 tiles], 0 without splits or few
+
+    @classmethod
+    def of(cls, *, rows: int, outputs: int, inputs: int, multiprocessors: int) -> LinearPlan:
+        """Cuts a product of up to `rows` rows for a device of `multiprocessors`."""
+        check_at_least("multiprocessors", multiprocessors, 1)
+        tiles, blocks = tiles_of(outputs), ceil_div(inputs, BLOCK)
+        if rows <= FEW_ROWS and rows * inputs * 2 <= FEW_BYTES:
+            # The least work of the busiest multiprocessor, where that is equal the fewest shares.
+            def of_the_busiest(splits: int) -> int:
+                rounds = ceil_div(ceil_div(tiles * splits, WARPS), multiprocessors)
+                return rounds * ceil_div(blocks, splits)
+
+            return cls(True, min((1, 2, 4, 8), key=of_the_busiest), 0)
+        groups = ceil_div(tiles, BLOCK_TILES)
+        most = max(1, min(_MAX_SPLITS, inputs // _SPLIT_INPUTS))
+
+        def time(splits: int) -> float:
+            # Of a multiprocessor; it runs two thread blocks beside each other, one alone takes more than half of the time.
+            rounds = ceil_div(groups * splits, multiprocessors)
+            return (1.5 if rounds == 1 else rounds) * ceil_div(blocks, splits) + splits / 8
+
+        splits = min(range(1, most + 1), key=time)
+        size = round_up(splits * rows * tiles * TILE * 4, 256) if splits > 1 else 0
+        return cls(False, splits, size)
+
+
+@dataclass(frozen=True)
+class TernaryLinear:
+    """out = x weightᵀ + bias + residual, accumulated in fp32 and rounded once; the layout of the weights is layout.py's.
+
+    Gated, of weights [gate; up]: out = silu(gate) * up, with no residual. `residual` may be `out`.
+    """
+
+    x: DeviceArray  # [M, K], rows may lie apart
+    tiles: DeviceArray  # int32 or uint32 [tiles, blocks, 32, 4]
+    scales: DeviceArray  # int32 or uint32 [tiles, blocks, 8, 128 / G], or [tiles, 1, 8, 1]
+    out: DeviceArray  # [M, N], gated [M, N / 2]
+    bias: DeviceArray | None = None  # [N]
+    residual: DeviceArray | None = None  # [M, N]
+    workspace: DeviceArray | None = None
+    gated: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks shapes and dtypes."""
+        words = ("int32", "uint32")
+        check_array("tiles", self.tiles, words, (None, None, 32, 4))
+        check_array("scales", self.scales, words, (self.tiles.shape[0], None, 8, None))
+        dtype = self.x.dtype
+        if dtype not in KERNEL_DTYPES:
+            raise LaunchError(f"x: dtype {dtype}, must be one of {tuple(KERNEL_DTYPES)}")
+        if len(self.x.shape) != 2 or not 1 <= self.x.shape[0] <= MAX_ROWS:
+            raise LaunchError(f"x: shape {self.x.shape}, must be 1 to {MAX_ROWS} rows")
+        check_rows("x", self.x, dtype, (None, None))
+        if ceil_div(self.inputs, BLOCK) != self.tiles.shape[1]:
+            raise LaunchError(
+                f"x: rows of {self.inputs} elements, must be {self.tiles.shape[1]} blocks of {BLOCK}, as tiles has"
+            )
+        check_array("out", self.out, dtype, (self.rows, None), alignment=2)
+        if self.scale_count:
+            per_block = tuple(BLOCK // group for group in GROUPS)
+            if self.scales.shape[1] != self.tiles.shape[1] or self.scale_count not in per_block:
+                raise LaunchError(
+                    f"scales: shape {self.scales.shape}, must have {self.tiles.shape[1]} blocks of one of "
+                    f"{per_block} scales, or one of one"
+                )
+        check_sizes(self.outputs, self.inputs, self.group, gated=self.gated)
+        if tiles_of(self.outputs) != self.tiles.shape[0]:
+            raise LaunchError(
+                f"out: shape {self.out.shape}, must be of {self.tiles.shape[0]} tiles of {TILE} outputs"
+                f"{' (gate and up)' if self.gated else ''}"
+            )
+        if self.bias is not None:
+            check_array("bias", self.bias, dtype, (self.outputs,), alignment=2)
+        if self.residual is not None:
+            if self.gated:
+                raise LaunchError("residual: given, but gated outputs are no branch of the residual stream")
+            check_array("residual", self.residual, dtype, self.out.shape, alignment=2)
+
+    @property
+    def rows(self) -> int:
+        """M."""
+        return self.x.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        """K."""
+        return self.x.shape[1]
+
+    @property
+    def outputs(self) -> int:
+        """N, gate and up together."""
+        return self.out.shape[1] * (2 if self.gated else 1)
+
+    @property
+    def scale_count(self) -> int:
+        """Scales of an output in a block of inputs; 0: one of all inputs."""
+        return 0 if self.scales.shape[1] == self.scales.shape[3] == 1 else self.scales.shape[3]
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale, as far as the layout tells: of larger groups than a block each block has its own."""
+        return BLOCK // self.scale_count if self.scale_count else self.inputs
+
+    @property
+    def row_stride(self) -> int:
+        """Elements from a row of x to the next."""
+        return check_rows("x", self.x, self.x.dtype, self.x.shape)
+
+    def plan(self, multiprocessors: int) -> LinearPlan:
+        """How this product is cut on a device of `multiprocessors`.
+
+        Raises:
+            LaunchError: naming `workspace`, when it is missing or too small.
+        """
+        plan = LinearPlan.of(
+            rows=self.rows, outputs=self.outputs, inputs=self.inputs, multiprocessors=multiprocessors
+        )
+        if plan.workspace_bytes:
+            if self.workspace is None:
+                raise LaunchError(f"workspace: missing, this product needs {plan.workspace_bytes} bytes")
+            check_workspace("workspace", self.workspace, plan.workspace_bytes)
+        return plan

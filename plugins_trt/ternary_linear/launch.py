@@ -1,0 +1,104 @@
+"""Launches `ternary_linear` on raw pointers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from plugins_trt.contract import KERNEL_DTYPES, ceil_div
+from plugins_trt.ternary_linear.contract import BLOCK_TILES, FEW_BYTES, FEW_ROWS, WARPS
+from plugins_trt.ternary_linear.layout import BLOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from plugins_trt.ternary_linear.contract import LinearPlan, TernaryLinear
+
+_FORMAT = "PPPPPPPqiiiiiiii"
+_THREADS = 256
+_SCALE_COUNTS = (0, 1, 2, 4)
+_FEW_STAGES = 8
+_ROW_PAD = 64
+_MANY = {8: (2, 4), 16: (2, 4), 32: (2, 3), 64: (1, 4)}  # rows: blocks of inputs of a stage, stages
+
+
+def few_bytes(rows: int, inputs: int, scale_count: int) -> int:
+    """Shared memory of a launch that keeps x whole."""
+    ring = WARPS * _FEW_STAGES * (512 + 128 * scale_count)
+    return ring + rows * (ceil_div(inputs, BLOCK) * BLOCK * 2 + _ROW_PAD)
+
+
+def many_bytes(rows: int, scale_count: int) -> int:
+    """Shared memory of a launch that streams x, of a kernel of so many rows."""
+    blocks, stages = _MANY[rows]
+    return stages * blocks * (rows * BLOCK * 2 + BLOCK_TILES * (512 + 128 * scale_count))
+
+
+class TernaryMultiplier:
+    """The kernels of one dtype on one device."""
+
+    def __init__(self, function: Callable[[str, int], Any], *, multiprocessors: int, dtype: str) -> None:
+        """Finds the kernels with `function` (see `registry.Kernels.operator`).
+
+        Args:
+            function: the finder.
+            multiprocessors: of the device.
+            dtype: "float16" or "bfloat16".
+        """
+        self.multiprocessors = multiprocessors
+        suffix = KERNEL_DTYPES[dtype]
+
+        def find(name: str, shared: int) -> Any:  # noqa: ANN401 -- a kernel
+            return function(f"ternary_{name}", shared).prepare(_FORMAT, overlaps=True)
+
+        most = FEW_BYTES + FEW_ROWS * (2 * BLOCK + _ROW_PAD)  # x, with what fills its blocks up
+        self._few = {
+            count: find(f"few_{suffix}_s{count}", few_bytes(0, 0, count) + most) for count in _SCALE_COUNTS
+        }
+        self._many = {
+            rows: find(f"many_{suffix}_n{rows}", many_bytes(rows, max(_SCALE_COUNTS))) for rows in _MANY
+        }
+        self._reduce = find(f"reduce_{suffix}", 0)
+
+    def __call__(self, args: TernaryLinear, stream: Any = None) -> None:  # noqa: ANN401 -- PyCUDA is untyped
+        """Enqueues one product.
+
+        Raises:
+            LaunchError: naming the argument, before anything runs.
+        """
+        plan = args.plan(self.multiprocessors)
+        packed, block = _pack(args, plan), (_THREADS, 1, 1)
+        tiles = args.tiles.shape[0]
+        if plan.few:
+            shared = few_bytes(args.rows, args.inputs, args.scale_count)
+            grid = (ceil_div(tiles * plan.splits, WARPS), 1, 1)
+            self._few[args.scale_count].prepared_async_call(grid, block, stream, *packed, shared_size=shared)
+            return
+        rows = next(rows for rows in _MANY if args.rows <= rows)
+        grid = (ceil_div(tiles, BLOCK_TILES), plan.splits, 1)
+        shared = many_bytes(rows, args.scale_count)
+        self._many[rows].prepared_async_call(grid, block, stream, *packed, shared_size=shared)
+        if plan.splits > 1:
+            grid = (ceil_div(args.out.shape[1], _THREADS), args.rows, 1)
+            self._reduce.prepared_async_call(grid, block, stream, *packed)
+
+
+def _pack(args: TernaryLinear, plan: LinearPlan) -> tuple[int, ...]:
+    """The kernels' `Linear` struct, in the order of `_FORMAT`."""
+    return (
+        args.x.pointer,
+        args.tiles.pointer,
+        args.scales.pointer,
+        args.out.pointer,
+        0 if args.bias is None else args.bias.pointer,
+        0 if args.residual is None else args.residual.pointer,
+        0 if args.workspace is None else args.workspace.pointer,
+        args.row_stride,
+        args.rows,
+        args.inputs,
+        args.tiles.shape[1],
+        args.tiles.shape[0],
+        args.out.shape[1],
+        args.scale_count,
+        plan.splits,
+        int(args.gated),
+    )

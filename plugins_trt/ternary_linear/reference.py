@@ -1,0 +1,56 @@
+"""The product with ternary weights in plain torch, in fp32, from the layout that the kernels read."""
+
+from __future__ import annotations
+
+import torch
+
+
+def widen(tiles: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The weights of every row of the tiles, float32 `[16 tiles, 128 blocks]`.
+
+    Args:
+        tiles: int32 or uint32 `[tiles, blocks, 32, 4]` (see layout.py).
+        scales: int32 or uint32 `[tiles, blocks, 8, scales of a block]`, or `[tiles, 1, 8, 1]`.
+    """
+    count, blocks = tiles.shape[:2]
+    words = (
+        tiles.view(torch.int32).to(torch.int64).view(count, blocks, 8, 4, 2, 2)
+    )  # g, t, half of outputs, word
+    # half of the word, pair, one of it
+    places = torch.tensor(
+        [[[14 - 2 * (4 * u + pair) + 16 * one for one in range(2)] for pair in range(4)] for u in range(2)],
+        device=tiles.device,
+    )
+    codes = (words[..., None, None, None] >> places) & 3  # tile, block, g, t, half, word, u, pair, one
+    numbers = torch.where(codes % 2 == 1, 2 - codes, 0)  # 01: 1, 11: -1
+    rows = numbers.permute(0, 4, 2, 1, 5, 6, 3, 7, 8).reshape(16 * count, -1)
+    bits = scales.view(torch.int32).to(torch.int64)
+    halves = torch.stack([bits & 0xFFFF, bits >> 16 & 0xFFFF], 1).permute(
+        0, 1, 3, 2, 4
+    )  # tile, half, g, block, scale
+    of_rows = halves.reshape(16 * count, -1).to(torch.int32).to(torch.uint16).view(torch.float16).float()
+    return (rows.view(len(rows), of_rows.shape[1], -1).float() * of_rows.unsqueeze(-1)).flatten(1)
+
+
+def ternary_linear(
+    x: torch.Tensor,  # [M, K]
+    tiles: torch.Tensor,
+    scales: torch.Tensor,
+    *,
+    outputs: int,
+    bias: torch.Tensor | None = None,  # [outputs], of gated weights [gate; up]
+    residual: torch.Tensor | None = None,  # [M, outputs]
+    gated: bool = False,
+) -> torch.Tensor:
+    """`x @ weight.T + bias + residual`, or `silu(gate) * up` of gated weights: float32 `[M, outputs]`."""
+    out = x.float() @ widen(tiles, scales)[:, : x.shape[1]].t()  # [M, 16 tiles]
+    if not gated:
+        out = out[:, :outputs]
+        if bias is not None:
+            out = out + bias.float()
+        return out if residual is None else out + residual.float()
+    gate, up = out.view(len(x), -1, 2, 8).unbind(2)
+    gate, up = (half.reshape(len(x), -1) for half in (gate, up))
+    if bias is not None:
+        gate, up = gate + bias[:outputs].float(), up + bias[outputs:].float()
+    return torch.nn.functional.silu(gate) * up

@@ -1,0 +1,67 @@
+// Ternary weights as tensor-core operands; layout.py says how they lie.
+//
+// A weight's two bits are the sign and the highest exponent bit of a 16-bit float, bfloat16 and float16 alike: 00 is 0,
+// 01 is +2 and 11 is -2. So a word shifted to where the two bits belong and masked is a register of an operand, of a pair
+// of weights, exactly; the factor 2 is taken out of the fp32 sums at the end.
+#pragma once
+#include "common.cuh"
+#include "ternary_linear/copies.cuh"
+
+struct Linear {
+    const u16* x;         // [rows, inputs], x_stride apart
+    const uint4* tiles;   // [tiles, blocks, 32]
+    const u32* scales;    // [tiles, blocks, 8, scales of a block] (or of a row [tiles, 8]): of outputs g and g + 8
+    u16* out;             // [rows, outputs]
+    const u16* bias;      // [outputs, or gate and up], or null
+    const u16* residual;  // [rows, outputs] or null
+    float* partial;       // [splits, rows, 16 tiles]
+    i64 x_stride;
+    i32 rows;
+    i32 inputs;
+    i32 blocks;      // of inputs: inputs / 128, rounded up
+    i32 tile_count;
+    i32 outputs;     // columns of out
+    i32 scale_count; // scales of a block; 0: one of all inputs
+    i32 splits;      // shares of the inputs
+    i32 gated;       // whether a tile has gate and up
+};
+
+constexpr int kBlock = 128;  // inputs of a block
+constexpr int kTile = 16;    // outputs of a tile
+constexpr int kHalf = 8;     // of them gate's, of gated weights
+constexpr float kUnit = 0.5f;  // takes the factor out
+
+// Pair `number` of the eight of a word.
+__device__ __forceinline__ u32 pair_of(u32 word, int number) { return (word << (2 * number)) & 0xc000c000u; }
+
+// The two operands of inputs 32 u .. 32 u + 31 of a block: a thread's 8 u' of each of its rows.
+__device__ __forceinline__ void weights_of(u32 (&a)[2][4], const uint4& words, int u) {
+    u32 low = u < 2 ? words.x : words.y;   // output g
+    u32 high = u < 2 ? words.z : words.w;  // output g + 8
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        int first = 4 * (u % 2) + 2 * half;
+        a[half][0] = pair_of(low, first);
+        a[half][1] = pair_of(high, first);
+        a[half][2] = pair_of(low, first + 1);
+        a[half][3] = pair_of(high, first + 1);
+    }
+}
+
+// The end of an output: `sum` and, of gated weights, `up` are whole.
+template <typename T>
+__device__ __forceinline__ void store_output(const Linear& args, int row, int output, float sum, float up) {
+    sum *= kUnit;
+    up *= kUnit;
+    if (args.bias != nullptr) {
+        sum += T::unpack(args.bias[output]);
+        if (args.gated) up += T::unpack(args.bias[args.outputs + output]);
+    }
+    i64 place = (i64)row * args.outputs + output;
+    if (args.gated) {
+        sum = sum / (1.0f + exp2_fast(-kLog2e * sum)) * up;
+    } else if (args.residual != nullptr) {
+        sum += T::unpack(args.residual[place]);
+    }
+    args.out[place] = T::round(sum);
+}

@@ -1,0 +1,321 @@
+"""Products with ternary weights: the layout, the kernels run on the CPU, and on a GPU."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from decode_cases import array, error, gpu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from on_the_cpu import PLUGINS, Kernels
+
+from edged.checkpoint.ternary import pack_ternary_words
+from plugins_trt.contract import LaunchError
+from plugins_trt.ternary_linear import layout
+from plugins_trt.ternary_linear.contract import BLOCK_TILES, FEW_BYTES, LinearPlan, TernaryLinear
+from plugins_trt.ternary_linear.launch import _FORMAT, TernaryMultiplier, _pack
+from plugins_trt.ternary_linear.reference import ternary_linear, widen
+
+TOLERANCE = 5e-3
+ROW = 0
+
+
+class Case:
+    """A product of random numbers, and what it should give."""
+
+    def __init__(
+        self, rows, outputs, inputs, *, group=128, dtype="bfloat16", gated=False, extras=True, device="cpu"
+    ) -> None:
+        group = group or inputs
+        rng = np.random.default_rng(rows * 1000 + outputs + inputs)
+        generator = torch.Generator(device).manual_seed(rows)
+        codes = rng.integers(0, 3, (outputs, inputs), dtype=np.uint8)
+        scales = (rng.random((outputs, inputs // group)) * 0.02 + 0.001).astype(np.float16)
+        wide = codes.reshape(outputs, -1, group).astype(np.float32) - 1
+        self.weight = torch.from_numpy((wide * scales.astype(np.float32)[..., None]).reshape(outputs, inputs))
+        tiles = layout.pack_tiles(pack_ternary_words(codes), gated=gated).view(np.int32)
+        of_groups = layout.pack_scales(scales, inputs, gated=gated).view(np.int32)
+        self.tiles, self.scales = torch.from_numpy(tiles).to(device), torch.from_numpy(of_groups).to(device)
+        kind = getattr(torch, dtype)
+
+        def normal(*shape):
+            return torch.randn(shape, generator=generator, device=device).to(kind)
+
+        self.dtype, self.gated, self.columns = dtype, gated, outputs // 2 if gated else outputs
+        self.x = normal(rows, inputs + 16)[:, :inputs]  # rows lie apart
+        self.bias = normal(outputs) if extras else None
+        self.residual = normal(rows, outputs) if extras and not gated else None
+        self.keep: list[torch.Tensor] = []
+
+    def arguments(self):
+        out = torch.full((len(self.x), self.columns), float("nan"), dtype=self.x.dtype, device=self.x.device)
+        # (Enough for as many shares of the inputs as there ever are.)
+        rows = 16 * len(self.x) * self.tiles.shape[0] * 16
+        workspace = torch.full((rows,), float("nan"), device=self.x.device)
+        self.keep += [out, workspace]
+        return TernaryLinear(
+            x=array(self.x),
+            tiles=array(self.tiles),
+            scales=array(self.scales),
+            out=array(out),
+            bias=None if self.bias is None else array(self.bias),
+            residual=None if self.residual is None else array(self.residual),
+            workspace=array(workspace),
+            gated=self.gated,
+        ), out
+
+    def expected(self):
+        out = self.x.float() @ self.weight.to(self.x.device).t()
+        if self.bias is not None:
+            out = out + self.bias.float()
+        if self.gated:
+            return torch.nn.functional.silu(out[:, : self.columns]) * out[:, self.columns :]
+        return out if self.residual is None else out + self.residual.float()
+
+
+# ---------------------------------------------------------------- the layout and its reference
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    tiles=st.integers(1, 5), rest=st.integers(0, 15), steps=st.integers(1, 9),
+    group=st.sampled_from([ROW, 32, 64, 128, 256]), gated=st.booleans(),
+)  # fmt: skip
+def test_the_layout_holds_every_weight_once(tiles, rest, steps, group, gated):
+    outputs = 16 * tiles if gated else max(1, 16 * tiles - rest)
+    case = Case(2, outputs, (group or 32) * steps, group=group, gated=gated)
+    rows = torch.from_numpy(layout.rows_of_tiles(outputs, gated=gated))
+    inputs = case.x.shape[1]
+    wide = widen(case.tiles, case.scales)
+    assert torch.equal(wide[rows >= 0, :inputs], case.weight[rows[rows >= 0]])
+    assert not wide[rows < 0].any()
+    assert not wide[:, inputs:].any()
+    assert sorted(rows[rows >= 0].tolist()) == list(range(outputs))
+    assert tuple(case.scales.shape) == layout.scales_shape(outputs, inputs, group or inputs)
+    result = ternary_linear(
+        case.x,
+        case.tiles,
+        case.scales,
+        outputs=case.columns,
+        bias=case.bias,
+        residual=case.residual,
+        gated=gated,
+    )
+    assert error(result, case.expected()) < 1e-5
+
+
+def test_a_lanes_words_hold_pairs_where_a_register_has_them():
+    """By the description: lane 4 g + t, eight inputs from 8 t, 32 + 8 t, .. on of outputs g and g + 8, as halves of floats."""
+    codes = (np.arange(16 * 128).reshape(16, 128) * 7 % 31 % 3).astype(np.uint8)
+    tile = layout.pack_tiles(pack_ternary_words(codes))[0, 0]
+    for g in range(8):
+        for t in range(4):
+            for word in range(4):
+                for pair in range(8):
+                    two = np.array([int(tile[4 * g + t, word]) << 2 * pair & 0xC000C000], np.uint64)
+                    low, high = two.astype(np.uint32).view(np.float16)
+                    first = 64 * (word % 2) + 32 * (pair // 4) + 8 * t + 2 * (pair % 4)
+                    output = g + 8 * (word // 2)
+                    assert low == 2.0 * (int(codes[output, first]) - 1)
+                    assert high == 2.0 * (int(codes[output, first + 1]) - 1)
+
+
+# ---------------------------------------------------------------- the contract
+
+
+def test_arguments_are_refused_by_name():
+    case = Case(20, 48, 256, group=128)
+    args, _ = case.arguments()
+    good = dict(vars(args))
+
+    def refused(**changes):
+        with pytest.raises(LaunchError) as caught:
+            TernaryLinear(**{**good, **changes}).plan(132)
+        return str(caught.value)
+
+    def zeros(*shape, dtype=torch.int32):
+        return array(torch.zeros(shape, dtype=dtype))
+
+    assert refused(x=array(case.x.float())).startswith("x: dtype float32")
+    assert refused(x=zeros(65, 256, dtype=torch.bfloat16)).startswith("x: shape (65, 256)")
+    assert refused(x=zeros(20, 128, dtype=torch.bfloat16)).startswith("x: rows of 128 elements, must be 2")
+    assert refused(x=zeros(20, 248, dtype=torch.bfloat16)).startswith("inputs: 248, must be a multiple of 32")
+    assert refused(tiles=array(case.tiles.float())).startswith("tiles: dtype")
+    assert refused(scales=zeros(2, 2, 8, 1)).startswith("scales: shape")
+    assert refused(scales=zeros(3, 3, 8, 1)).startswith("scales: shape (3, 3, 8, 1), must have 2 blocks")
+    assert refused(scales=zeros(3, 2, 8, 3)).startswith("scales: shape (3, 2, 8, 3)")
+    assert refused(out=zeros(20, 20, dtype=torch.bfloat16), residual=None, bias=None).startswith(
+        "out: shape (20, 20), must be of 3 tiles"
+    )
+    assert refused(bias=array(case.bias[:5])).startswith("bias: shape")
+    assert refused(residual=array(case.residual[:5])).startswith("residual: shape")
+    gated = Case(2, 32, 128, gated=True)
+    with pytest.raises(LaunchError, match=r"^residual: given, but gated"):
+        TernaryLinear(**{**vars(gated.arguments()[0]), "residual": zeros(2, 16, dtype=torch.bfloat16)})
+    for sizes, name in (
+        ((16, 40, 40), "inputs: 40"),
+        ((16, 64, 48), "group: 48"),
+        ((16, 384, 192), "group: 192"),
+        ((16, 96, 64), "inputs: 96"),
+        ((0, 64, 64), "outputs: 0"),
+    ):
+        with pytest.raises(LaunchError, match=f"^{name}"):
+            layout.check_sizes(*sizes)
+    with pytest.raises(LaunchError, match=r"^outputs: 24, must be a multiple of 16"):
+        layout.check_sizes(24, 64, 64, gated=True)
+    large = Case(20, 48, 4096, extras=False)
+    with pytest.raises(LaunchError, match=r"^workspace: missing, this product needs"):
+        TernaryLinear(**{**vars(large.arguments()[0]), "workspace": None}).plan(132)
+
+
+@given(
+    rows=st.integers(1, 64), outputs=st.integers(1, 40000), blocks=st.integers(1, 300),
+    multiprocessors=st.sampled_from([14, 16, 82, 132, 170]),
+)  # fmt: skip
+def test_a_plan_cuts_no_more_than_helps(rows, outputs, blocks, multiprocessors):
+    plan = LinearPlan.of(rows=rows, outputs=outputs, inputs=128 * blocks, multiprocessors=multiprocessors)
+    assert 1 <= plan.splits <= 16
+    if plan.few:
+        assert plan.splits in (1, 2, 4, 8)
+        assert rows <= 8
+        assert rows * 256 * blocks <= FEW_BYTES
+    else:
+        assert plan.splits == 1 or blocks // plan.splits >= 4
+    assert bool(plan.workspace_bytes) == (not plan.few and plan.splits > 1)
+
+
+# ---------------------------------------------------------------- the kernels on the CPU
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory) -> Kernels:
+    sources = [PLUGINS / "ternary_linear" / name for name in ("few.cu", "many.cu")]
+    return Kernels(sources, tmp_path_factory.mktemp("on_the_cpu"))
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize(
+    ("sizes", "options", "cut"),
+    [
+        ((1, 48, 2592), {"group": 32}, (True, 2)),  # more blocks than stages, and a part of one
+        ((3, 16, 128), {"group": 64, "dtype": "float16"}, (True, 8)),  # most warps take none
+        (
+            (8, 160, 256),
+            {"group": 128, "gated": True},
+            True,
+            1,
+        ),  # a second thread block, tiles behind the last
+        ((2, 32, 1024), {"group": ROW, "dtype": "float16"}, (True, 4)),
+        (
+            (7, 144, 608),
+            {"group": 32, "extras": False},
+            False,
+            1,
+        ),  # tiles behind the first block, a part of a round
+        ((13, 32, 1024), {"group": 64, "gated": True, "dtype": "float16"}, (False, 2)),
+        ((30, 48, 1280), {"group": ROW}, (False, 3)),
+        ((61, 144, 896), {"group": 128, "gated": True, "dtype": "float16"}, (False, 2)),
+    ],
+)
+def test_the_kernels_text_computes_the_product(kernels, sizes, options, cut, lazy):
+    case, rows, (few, splits) = Case(*sizes, **options), sizes[0], cut
+    args, out = case.arguments()
+    values = _pack(args, LinearPlan(few, splits, 0))
+    suffix = "f16" if case.dtype == "float16" else "bf16"
+    tiles = case.tiles.shape[0]
+    if few:
+        grid = (-(-tiles * splits // 8), 1)
+        kernels.run(f"ternary_few_{suffix}_s{args.scale_count}", _FORMAT, values, grid, lazy=lazy)
+    else:
+        width = next(width for width in (8, 16, 32, 64) if rows <= width)
+        grid = (-(-tiles // BLOCK_TILES), splits)
+        kernels.run(f"ternary_many_{suffix}_n{width}", _FORMAT, values, grid, lazy=lazy)
+        if splits > 1:
+            kernels.run(f"ternary_reduce_{suffix}", _FORMAT, values, (1, rows), lazy=lazy)
+    assert error(out, case.expected()) < TOLERANCE
+
+
+# ---------------------------------------------------------------- the kernels on a GPU
+
+
+def multiplier(dtype):
+    rig = gpu()
+    return TernaryMultiplier(
+        rig.kernels.operator("ternary_linear"), multiprocessors=rig.kernels.multiprocessors, dtype=dtype
+    )
+
+
+def run(case):
+    args, out = case.arguments()
+    multiplier(case.dtype)(args, gpu().stream)
+    gpu().stream.synchronize()
+    return out
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("group", "gated"), [(ROW, False), (32, False), (64, True), (128, False), (128, True)]
+)
+def test_every_number_of_rows_equals_the_reference(dtype, group, gated):
+    for rows in range(1, 65):
+        case = Case(
+            rows,
+            16 * (rows % 13 + 1),
+            128 * (rows % 9 + 1),
+            group=group,
+            dtype=dtype,
+            gated=gated,
+            device="cuda",
+        )
+        assert error(run(case), case.expected()) < TOLERANCE, rows
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 2, 4, 8, 16, 17, 32, 64])
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "gated"),
+    [
+        (4608, 4096, False),
+        (4096, 4096, False),
+        (32768, 4096, True),
+        (4096, 16384, False),
+        (73448, 1024, False),
+    ],
+)
+def test_the_layers_of_an_8b_model_equal_the_reference(rows, outputs, inputs, gated):
+    case = Case(rows, outputs, inputs, gated=gated, device="cuda")
+    assert error(run(case), case.expected()) < TOLERANCE
+
+
+@pytest.mark.gpu
+def test_odd_sizes_equal_the_reference():
+    rng = random.Random(0)
+    for _ in range(80):
+        group = rng.choice([ROW, 32, 64, 128, 256])
+        case = Case(
+            rng.randint(1, 64),
+            rng.randint(1, 700),
+            (group or 32) * rng.randint(1, 30),
+            group=group,
+            extras=rng.random() < 0.5,
+            device="cuda",
+        )
+        assert error(run(case), case.expected()) < TOLERANCE, (case.x.shape, case.tiles.shape)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 3, 16, 40])
+def test_the_same_input_gives_the_same_bits_and_the_residual_may_be_the_output(rows):
+    case = Case(rows, 4096, 4096, device="cuda")
+    first = run(case)
+    assert torch.equal(first, run(case))
+    args, _ = case.arguments()
+    stream = case.residual.clone()
+    in_place = TernaryLinear(**{**vars(args), "residual": array(stream), "out": array(stream)})
+    multiplier(case.dtype)(in_place, gpu().stream)
+    gpu().stream.synchronize()
+    assert torch.equal(stream, first)
