@@ -202,19 +202,11 @@ def kernels(tmp_path_factory) -> Kernels:
     [
         ((1, 48, 2592), {"group": 32}, (True, 2)),  # more blocks than stages, and a part of one
         ((3, 16, 128), {"group": 64, "dtype": "float16"}, (True, 8)),  # most warps take none
-        (
-            (8, 160, 256),
-            {"group": 128, "gated": True},
-            True,
-            1,
-        ),  # a second thread block, tiles behind the last
+        # A second thread block, tiles behind the last:
+        ((8, 160, 256), {"group": 128, "gated": True}, (True, 1)),
         ((2, 32, 1024), {"group": ROW, "dtype": "float16"}, (True, 4)),
-        (
-            (7, 144, 608),
-            {"group": 32, "extras": False},
-            False,
-            1,
-        ),  # tiles behind the first block, a part of a round
+        # Tiles behind the first thread block, a part of a round:
+        ((7, 144, 608), {"group": 32, "extras": False}, (False, 1)),
         ((13, 32, 1024), {"group": 64, "gated": True, "dtype": "float16"}, (False, 2)),
         ((30, 48, 1280), {"group": ROW}, (False, 3)),
         ((61, 144, 896), {"group": 128, "gated": True, "dtype": "float16"}, (False, 2)),
