@@ -32,6 +32,9 @@ BLOCK_TILES = 8
 WARPS = 8
 """Of a thread block."""
 
+OCTET = 8
+"""Outputs that are widened together."""
+
 _MAX_SPLITS = 16
 _SPLIT_INPUTS = 512  # of a share of the inputs, at least
 
@@ -87,28 +90,14 @@ class TernaryLinear:
 
     def __post_init__(self) -> None:
         """Checks shapes and dtypes."""
-        words = ("int32", "uint32")
-        check_array("tiles", self.tiles, words, (None, None, 32, 4))
-        check_array("scales", self.scales, words, (self.tiles.shape[0], None, 8, None))
         dtype = self.x.dtype
         if dtype not in KERNEL_DTYPES:
             raise LaunchError(f"x: dtype {dtype}, must be one of {tuple(KERNEL_DTYPES)}")
         if len(self.x.shape) != 2 or not 1 <= self.x.shape[0] <= MAX_ROWS:
             raise LaunchError(f"x: shape {self.x.shape}, must be 1 to {MAX_ROWS} rows")
         check_rows("x", self.x, dtype, (None, None))
-        if ceil_div(self.inputs, BLOCK) != self.tiles.shape[1]:
-            raise LaunchError(
-                f"x: rows of {self.inputs} elements, must be {self.tiles.shape[1]} blocks of {BLOCK}, as tiles has"
-            )
         check_array("out", self.out, dtype, (self.rows, None), alignment=2)
-        if self.scale_count:
-            per_block = tuple(BLOCK // group for group in GROUPS)
-            if self.scales.shape[1] != self.tiles.shape[1] or self.scale_count not in per_block:
-                raise LaunchError(
-                    f"scales: shape {self.scales.shape}, must have {self.tiles.shape[1]} blocks of one of "
-                    f"{per_block} scales, or one of one"
-                )
-        check_sizes(self.outputs, self.inputs, self.group, gated=self.gated)
+        check_weights(self.tiles, self.scales, self.inputs, self.outputs, gated=self.gated)
         if tiles_of(self.outputs) != self.tiles.shape[0]:
             raise LaunchError(
                 f"out: shape {self.out.shape}, must be of {self.tiles.shape[0]} tiles of {TILE} outputs"
@@ -139,12 +128,7 @@ class TernaryLinear:
     @property
     def scale_count(self) -> int:
         """Scales of an output in a block of inputs; 0: one of all inputs."""
-        return 0 if self.scales.shape[1] == self.scales.shape[3] == 1 else self.scales.shape[3]
-
-    @property
-    def group(self) -> int:
-        """Inputs that share a scale, as far as the layout tells: of larger groups than a block each block has its own."""
-        return BLOCK // self.scale_count if self.scale_count else self.inputs
+        return scale_count(self.scales)
 
     @property
     def row_stride(self) -> int:
@@ -165,3 +149,72 @@ class TernaryLinear:
                 raise LaunchError(f"workspace: missing, this product needs {plan.workspace_bytes} bytes")
             check_workspace("workspace", self.workspace, plan.workspace_bytes)
         return plan
+
+
+@dataclass(frozen=True)
+class TernaryWiden:
+    """out = rows `first` to `first` + R of the weight; the scale, and so the weight, is rounded once.
+
+    The rows are in the order of the checkpoint, not in that of the tiles: of gated weights all of gate come first, then
+    all of up.
+    """
+
+    tiles: DeviceArray  # int32 or uint32 [tiles, blocks, 32, 4]
+    scales: DeviceArray  # int32 or uint32 [tiles, blocks, 8, 128 / G], or [tiles, 1, 8, 1]
+    out: DeviceArray  # [R, K]
+    outputs: int
+    first: int = 0
+    gated: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks shapes, dtypes and the range of rows."""
+        check_array("out", self.out, tuple(KERNEL_DTYPES), (None, None))
+        check_weights(self.tiles, self.scales, self.inputs, self.outputs, gated=self.gated)
+        if tiles_of(self.outputs) != self.tiles.shape[0]:
+            raise LaunchError(
+                f"outputs: {self.outputs}, must be those of {self.tiles.shape[0]} tiles of {TILE}"
+            )
+        if self.first % OCTET or not 0 <= self.first < self.outputs:
+            raise LaunchError(f"first: {self.first}, must be a multiple of {OCTET} below {self.outputs}")
+        if self.first + self.rows > self.outputs:
+            raise LaunchError(f"out: {self.rows} rows, must be at most {self.outputs - self.first}")
+
+    @property
+    def rows(self) -> int:
+        """R."""
+        return self.out.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        """K."""
+        return self.out.shape[1]
+
+    @property
+    def scale_count(self) -> int:
+        """Scales of an output in a block of inputs; 0: one of all inputs."""
+        return scale_count(self.scales)
+
+
+def scale_count(scales: DeviceArray) -> int:
+    """Scales of an output in a block of inputs; 0: one of all inputs."""
+    return 0 if scales.shape[1] == scales.shape[3] == 1 else scales.shape[3]
+
+
+def check_weights(tiles: DeviceArray, scales: DeviceArray, inputs: int, outputs: int, *, gated: bool) -> None:
+    """Refuses weights of another form, or that are not of so many inputs.
+
+    Raises:
+        LaunchError: naming `tiles`, `scales`, `x`, `inputs` or `outputs`.
+    """
+    words = ("int32", "uint32")
+    check_array("tiles", tiles, words, (None, None, 32, 4))
+    check_array("scales", scales, words, (tiles.shape[0], None, 8, None))
+    blocks, count = tiles.shape[1], scale_count(scales)
+    if ceil_div(inputs, BLOCK) != blocks:
+        raise LaunchError(f"inputs: {inputs}, must be {blocks} blocks of {BLOCK}, as tiles has")
+    possible = tuple(BLOCK // group for group in GROUPS)
+    if count and (scales.shape[1] != blocks or count not in possible):
+        raise LaunchError(
+            f"scales: shape {scales.shape}, must have {blocks} blocks of one of {possible} scales, or one of one"
+        )
+    check_sizes(outputs, inputs, BLOCK // count if count else inputs, gated=gated)

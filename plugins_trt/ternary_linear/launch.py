@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from plugins_trt.contract import KERNEL_DTYPES, ceil_div
-from plugins_trt.ternary_linear.contract import BLOCK_TILES, FEW_BYTES, FEW_ROWS, WARPS
+from plugins_trt.ternary_linear.contract import BLOCK_TILES, FEW_BYTES, FEW_ROWS, OCTET, WARPS
 from plugins_trt.ternary_linear.layout import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from plugins_trt.ternary_linear.contract import LinearPlan, TernaryLinear
+    from plugins_trt.ternary_linear.contract import LinearPlan, TernaryLinear, TernaryWiden
 
 _FORMAT = "PPPPPPPqiiiiiiii"
+_WIDEN_FORMAT = "PPPiiiiii"
 _THREADS = 256
 _SCALE_COUNTS = (0, 1, 2, 4)
 _FEW_STAGES = 8
@@ -101,4 +102,33 @@ def _pack(args: TernaryLinear, plan: LinearPlan) -> tuple[int, ...]:
         args.scale_count,
         plan.splits,
         int(args.gated),
+    )
+
+
+class TernaryWidener:
+    """The kernel of one dtype."""
+
+    def __init__(self, function: Callable[[str, int], Any], *, dtype: str) -> None:
+        """Finds the kernel with `function` (see `registry.Kernels.operator`)."""
+        name = f"ternary_widen_{KERNEL_DTYPES[dtype]}"
+        self._kernel = function(name, 0).prepare(_WIDEN_FORMAT, overlaps=True)
+
+    def __call__(self, args: TernaryWiden, stream: Any = None) -> None:  # noqa: ANN401 -- PyCUDA is untyped
+        """Enqueues one launch."""
+        grid = (ceil_div(args.tiles.shape[1], WARPS), ceil_div(args.rows, OCTET), 1)
+        self._kernel.prepared_async_call(grid, (_THREADS, 1, 1), stream, *_pack_widen(args))
+
+
+def _pack_widen(args: TernaryWiden) -> tuple[int, ...]:
+    """The kernel's `Widen` struct, in the order of `_WIDEN_FORMAT`."""
+    return (
+        args.tiles.pointer,
+        args.scales.pointer,
+        args.out.pointer,
+        args.inputs,
+        args.scale_count,
+        args.first // OCTET,
+        args.rows,
+        args.outputs // 2 // OCTET if args.gated else 0,
+        0,
     )

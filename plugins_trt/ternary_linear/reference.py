@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from plugins_trt.ternary_linear.layout import rows_of_tiles
+
 
 def widen(tiles: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """The weights of every row of the tiles, float32 `[16 tiles, 128 blocks]`.
@@ -30,6 +32,23 @@ def widen(tiles: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     )  # tile, half, g, block, scale
     of_rows = halves.reshape(16 * count, -1).to(torch.int32).to(torch.uint16).view(torch.float16).float()
     return (rows.view(len(rows), of_rows.shape[1], -1).float() * of_rows.unsqueeze(-1)).flatten(1)
+
+
+def widen_rows(
+    tiles: torch.Tensor,
+    scales: torch.Tensor,
+    *,
+    outputs: int,
+    inputs: int,
+    first: int,
+    rows: int,
+    gated: bool = False,
+) -> torch.Tensor:
+    """Some rows of the weight in the checkpoint's order, float32 `[rows, K]`."""
+    order = torch.from_numpy(rows_of_tiles(outputs, gated=gated))  # [16 tiles]
+    place = torch.empty(outputs, dtype=torch.int64)
+    place[order[order >= 0]] = torch.nonzero(order >= 0)[:, 0]
+    return widen(tiles, scales)[place[first : first + rows].to(tiles.device), :inputs]
 
 
 def ternary_linear(

@@ -141,7 +141,7 @@ def test_arguments_are_refused_by_name():
 
     assert refused(x=array(case.x.float())).startswith("x: dtype float32")
     assert refused(x=zeros(65, 256, dtype=torch.bfloat16)).startswith("x: shape (65, 256)")
-    assert refused(x=zeros(20, 128, dtype=torch.bfloat16)).startswith("x: rows of 128 elements, must be 2")
+    assert refused(x=zeros(20, 128, dtype=torch.bfloat16)).startswith("inputs: 128, must be 2 blocks")
     assert refused(x=zeros(20, 248, dtype=torch.bfloat16)).startswith("inputs: 248, must be a multiple of 32")
     assert refused(tiles=array(case.tiles.float())).startswith("tiles: dtype")
     assert refused(scales=zeros(2, 2, 8, 1)).startswith("scales: shape")
