@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -23,22 +24,32 @@ TOLERANCE = 5e-3
 ROW = 0
 
 
+@lru_cache(maxsize=4)
+def weights(outputs, inputs, group, gated):
+    """Random ones, float32 `[N, K]`, and their layout."""
+    rng = np.random.default_rng(outputs + inputs)
+    codes = rng.integers(0, 3, (outputs, inputs), dtype=np.uint8)
+    scales = (rng.random((outputs, inputs // group)) * 0.02 + 0.001).astype(np.float16)
+    wide = codes.reshape(outputs, -1, group).astype(np.float32) - 1
+    wide *= scales.astype(np.float32)[..., None]
+    tiles = layout.pack_tiles(pack_ternary_words(codes), gated=gated).view(np.int32)
+    of_groups = layout.pack_scales(scales, inputs, gated=gated).view(np.int32)
+    return (
+        torch.from_numpy(wide.reshape(outputs, inputs)),
+        torch.from_numpy(tiles),
+        torch.from_numpy(of_groups),
+    )
+
+
 class Case:
     """A product of random numbers, and what it should give."""
 
     def __init__(
         self, rows, outputs, inputs, *, group=128, dtype="bfloat16", gated=False, extras=True, device="cpu"
     ) -> None:
-        group = group or inputs
-        rng = np.random.default_rng(rows * 1000 + outputs + inputs)
         generator = torch.Generator(device).manual_seed(rows)
-        codes = rng.integers(0, 3, (outputs, inputs), dtype=np.uint8)
-        scales = (rng.random((outputs, inputs // group)) * 0.02 + 0.001).astype(np.float16)
-        wide = codes.reshape(outputs, -1, group).astype(np.float32) - 1
-        self.weight = torch.from_numpy((wide * scales.astype(np.float32)[..., None]).reshape(outputs, inputs))
-        tiles = layout.pack_tiles(pack_ternary_words(codes), gated=gated).view(np.int32)
-        of_groups = layout.pack_scales(scales, inputs, gated=gated).view(np.int32)
-        self.tiles, self.scales = torch.from_numpy(tiles).to(device), torch.from_numpy(of_groups).to(device)
+        self.weight, tiles, scales = weights(outputs, inputs, group or inputs, gated)
+        self.tiles, self.scales = tiles.to(device), scales.to(device)
         kind = getattr(torch, dtype)
 
         def normal(*shape):
