@@ -1,6 +1,6 @@
 """Attention on a GPU: ours, torch SDPA and the ceilings, all measured in this run.
 
-    python bench/attention.py [--json FILE] [--only decode|chunk]
+    python bench/attention.py [--json FILE] [--only decode|chunk|quantized]
 
 Needs an NVIDIA GPU, torch with CUDA, PyCUDA and nvcc, NVRTC or `make kernels`.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = {"decode": "attention_decode", "chunk": "attention_chunk"}
+PARTS = {"decode": "attention_decode", "chunk": "attention_chunk", "quantized": "attention_quantized"}
 
 
 def ceilings(stream: torch.cuda.Stream) -> dict[str, float]:

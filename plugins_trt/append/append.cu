@@ -10,7 +10,7 @@
 // In a tree no compressed key is written to pages: a node that completes one from its own path (its position is
 // 15 mod 16, or 63 mod 64) leaves it in `node_fine` / `node_coarse`, for the selection of itself and its
 // descendants. `commit` writes the accepted path's to the pages.
-#include "common.cuh"
+#include "append/stored.cuh"
 
 struct Append {
     const u16* q;       // [T, heads, D], rows `q_stride` elements apart
@@ -33,39 +33,6 @@ struct Append {
 };
 
 constexpr int kWarps = 4;
-
-// A lane's share of a row: kPairs elements of the first half and those they are rotated with, of the second half.
-template <int kPairs>
-struct Share {
-    float first[kPairs];
-    float second[kPairs];
-};
-
-template <typename T, int kDim, int kPairs = kDim / 64>
-__device__ __forceinline__ Share<kPairs> load_share(const u16* row, int lane) {
-    Share<kPairs> share;
-    if constexpr (kPairs == 2) {
-        u32 a = *reinterpret_cast<const u32*>(row + 2 * lane);
-        u32 b = *reinterpret_cast<const u32*>(row + kDim / 2 + 2 * lane);
-        share.first[0] = T::low(a), share.first[1] = T::high(a);
-        share.second[0] = T::low(b), share.second[1] = T::high(b);
-    } else {
-        share.first[0] = T::unpack(row[lane]);
-        share.second[0] = T::unpack(row[kDim / 2 + lane]);
-    }
-    return share;
-}
-
-template <typename T, int kDim, int kPairs = kDim / 64>
-__device__ __forceinline__ void store_share(u16* row, const Share<kPairs>& share, int lane) {
-    if constexpr (kPairs == 2) {
-        *reinterpret_cast<u32*>(row + 2 * lane) = T::pack(share.first[0], share.first[1]);
-        *reinterpret_cast<u32*>(row + kDim / 2 + 2 * lane) = T::pack(share.second[0], share.second[1]);
-    } else {
-        row[lane] = T::round(share.first[0]);
-        row[kDim / 2 + lane] = T::round(share.second[0]);
-    }
-}
 
 // The norm (when `norm` is given) and the rotation to `position`, in fp32. The rounding of each step is spelled out:
 // were it left to the compiler to fuse, a key made again could differ from the stored one in its last bit.
@@ -98,19 +65,13 @@ __device__ __forceinline__ Share<kPairs> rotate(
     return rotated;
 }
 
-template <int kPairs>
-__device__ __forceinline__ void add(Share<kPairs>& sum, const Share<kPairs>& x) {
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-        sum.first[i] += x.first[i];
-        sum.second[i] += x.second[i];
-    }
-}
-
 // The mean of the `kKeys` keys that end with the one of row `token`, at `position`, in the order of positions.
-template <typename T, int kDim, int kKeys, int kPairs = kDim / 64>
-__device__ __forceinline__ Share<kPairs> mean_of_keys(
-    const Batch& batch, const Pool& keys, const Append& args, int sequence, int token, int position, int head, int lane) {
+template <typename Stored, int kKeys>
+__device__ __forceinline__ typename Stored::Row mean_of_keys(
+    const Batch& batch, const typename Stored::Pages& arena, const Append& args, int sequence, int token, int position,
+    int head, int lane) {
+    using T = typename Stored::Input;
+    constexpr int kDim = Stored::kDim, kPairs = kDim / 64;
     const i32* table = batch.table(sequence);
     int length = batch.lengths[sequence];
     int start = batch.sequence_starts[sequence];
@@ -119,19 +80,13 @@ __device__ __forceinline__ Share<kPairs> mean_of_keys(
     int stored_end = min_int(length, position + 1);
     while (x < stored_end) {  // one page at a time
         int page_end = min_int(stored_end, (x / kPage + 1) * kPage);
-        const u16* row = keys.row<kDim>(table[x / kPage], head, x % kPage);
+        typename Stored::Keys keys(arena, table[x / kPage], head, x % kPage);
 #pragma unroll 16
-        for (; x < page_end; ++x, row += kDim) add(sum, load_share<T, kDim>(row, lane));
+        for (; x < page_end; ++x, keys.next()) add(sum, keys.row(lane));
     }
     auto made_again = [&](int row, int at) {
         Share<kPairs> input = load_share<T, kDim>(args.k + row * args.k_stride + head * kDim, lane);
-        Share<kPairs> key = rotate<T, kDim>(input, args.k_norm, args, at, lane);
-#pragma unroll
-        for (int i = 0; i < kPairs; ++i) {  // rounded, as it is stored
-            key.first[i] = T::unpack(T::round(key.first[i]));
-            key.second[i] = T::unpack(T::round(key.second[i]));
-        }
-        add(sum, key);
+        add(sum, Stored::rounded(rotate<T, kDim>(input, args.k_norm, args, at, lane)));
     };
     if (batch.tree_masks == nullptr) {
         int first = token - position;  // the row of position x is first + x
@@ -142,16 +97,14 @@ __device__ __forceinline__ Share<kPairs> mean_of_keys(
         for (int skipped = x - length; skipped > 0; --skipped) path &= path - 1;
         for (; x <= position && path != 0; ++x, path &= path - 1) made_again(start + __ffsll((i64)path) - 1, x);
     }
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-        sum.first[i] *= 1.0f / kKeys;
-        sum.second[i] *= 1.0f / kKeys;
-    }
+    multiply(sum, 1.0f / kKeys);
     return sum;
 }
 
-template <typename T, int kDim>
-__device__ __forceinline__ void append(const Batch& batch, const Arena& arena, const Append& args) {
+template <typename Stored>
+__device__ __forceinline__ void append(const Batch& batch, const typename Stored::Pages& arena, const Append& args) {
+    using T = typename Stored::Input;
+    constexpr int kDim = Stored::kDim;
     wait_for_dependencies();
     launch_dependents();
     int lane = threadIdx.x & 31;
@@ -180,10 +133,10 @@ __device__ __forceinline__ void append(const Batch& batch, const Arena& arena, c
         if (kind == 0) {
             Share<kDim / 64> key = load_share<T, kDim>(args.k + token * args.k_stride + head * kDim, lane);
             key = rotate<T, kDim>(key, args.k_norm, args, position, lane);
-            store_share<T, kDim>(arena.keys.row<kDim>(page, head, slot % kPage), key, lane);
+            Stored::store_key(arena, page, head, slot % kPage, key, lane);
         } else {
             Share<kDim / 64> value = load_share<T, kDim>(args.v + token * args.v_stride + head * kDim, lane);
-            store_share<T, kDim>(arena.values.row<kDim>(page, head, slot % kPage), value, lane);
+            Stored::store_value(arena, page, head, slot % kPage, value, lane);
         }
         return;
     }
@@ -192,25 +145,34 @@ __device__ __forceinline__ void append(const Batch& batch, const Arena& arena, c
     if (kind == 2) {
         if (position % 16 != 15 || position < 31) return;
         u16* out = tree ? args.node_fine + node
-                        : arena.fine.row<kDim>(batch.table(sequence)[position / kPage], head, position % kPage / 16);
+                        : arena.fine.template row<kDim>(batch.table(sequence)[position / kPage], head, position % kPage / 16);
         store_share<T, kDim>(
-            out, mean_of_keys<T, kDim, 32>(batch, arena.keys, args, sequence, token, position, head, lane), lane);
+            out, mean_of_keys<Stored, 32>(batch, arena, args, sequence, token, position, head, lane), lane);
     } else {
         if (position % 64 != 63 || position < 127) return;
         u16* out = tree ? args.node_coarse + node
-                        : arena.coarse.row<kDim>(batch.table(sequence)[position / kPage], head, 0);
+                        : arena.coarse.template row<kDim>(batch.table(sequence)[position / kPage], head, 0);
         store_share<T, kDim>(
-            out, mean_of_keys<T, kDim, 128>(batch, arena.keys, args, sequence, token, position, head, lane), lane);
+            out, mean_of_keys<Stored, 128>(batch, arena, args, sequence, token, position, head, lane), lane);
     }
 }
 
 #define APPEND(type, suffix, dim)                                                             \
     extern "C" __global__ void __launch_bounds__(kWarps * 32)                                 \
         append_##suffix##_d##dim(const Batch batch, const Arena arena, const Append args) {   \
-        append<type, dim>(batch, arena, args);                                                \
+        append<Exact<type, dim>>(batch, arena, args);                                         \
     }
+#define APPEND_QUANTIZED(type, suffix, format, kv, dim)                                                     \
+    extern "C" __global__ void __launch_bounds__(kWarps * 32)                                               \
+        append_##suffix##_##kv##_d##dim(const Batch batch, const QuantizedArena arena, const Append args) { \
+        append<Quantized<type, format, dim>>(batch, arena, args);                                           \
+    }
+#define APPEND_OF(type, suffix, dim)                 \
+    APPEND(type, suffix, dim)                        \
+    APPEND_QUANTIZED(type, suffix, Int8, i8, dim)    \
+    APPEND_QUANTIZED(type, suffix, E4M3, e4m3, dim)
 
-APPEND(F16, f16, 64)
-APPEND(F16, f16, 128)
-APPEND(BF16, bf16, 64)
-APPEND(BF16, bf16, 128)
+APPEND_OF(F16, f16, 64)
+APPEND_OF(F16, f16, 128)
+APPEND_OF(BF16, bf16, 64)
+APPEND_OF(BF16, bf16, 128)

@@ -5,24 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from plugins_trt.arena import Arena
-from plugins_trt.contract import KERNEL_DTYPES, Batch, ceil_div, check_rows
+from plugins_trt.contract import Batch, ceil_div, check_rows, kernel_suffix
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from plugins_trt.append.contract import Append
 
-_FORMAT = Batch.FORMAT + Arena.FORMAT + "PPPPPPPPPPqqqfiii"
+_ARGUMENTS = "PPPPPPPPPPqqqfiii"
 _WARPS = 4
 
 
 class Appender:
-    """The kernel of one dtype and head_dim."""
+    """The kernel of one dtype, one type of stored keys and values, and one head_dim."""
 
-    def __init__(self, function: Callable[[str, int], Any], *, dtype: str, head_dim: int) -> None:
+    def __init__(
+        self, function: Callable[[str, int], Any], *, dtype: str, head_dim: int, kv_dtype: str | None = None
+    ) -> None:
         """Finds the kernel with `function` (see `registry.Kernels.operator`)."""
-        self._kernel = function(f"append_{KERNEL_DTYPES[dtype]}_d{head_dim}", 0).prepare(
-            _FORMAT, overlaps=True
+        arena = Arena.FORMAT if kv_dtype is None else Arena.QUANTIZED_FORMAT
+        self._kernel = function(f"append_{kernel_suffix(dtype, kv_dtype)}_d{head_dim}", 0).prepare(
+            Batch.FORMAT + arena + _ARGUMENTS, overlaps=True
         )
 
     def __call__(self, args: Append, stream: Any = None) -> None:  # noqa: ANN401 -- PyCUDA is untyped
@@ -38,7 +41,7 @@ class Appender:
             (32 * _WARPS, 1, 1),
             stream,
             *args.batch.pack(),
-            *args.arena.pack(args.layer),
+            *args.arena.pack_all(args.layer),
             args.q.pointer,
             args.k.pointer,
             args.v.pointer,

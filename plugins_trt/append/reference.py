@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from plugins_trt.contract import BLOCK, COARSE_KERNEL, COARSE_STRIDE, KERNEL, STRIDE
+from plugins_trt.quantized.reference import STORAGE, dequantize, quantize
 
 
 @dataclass
@@ -17,6 +18,41 @@ class Pages:
     values: torch.Tensor  # [pages, Hkv, 64, D]
     fine: torch.Tensor  # [pages, Hkv, 4, D]
     coarse: torch.Tensor  # [pages, Hkv, 1, D]
+
+    def read(self, kind: str, table: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """The "keys" or "values" in `slots` of a sequence as they are stored, float32 [n, Hkv, D]."""
+        return gather(getattr(self, kind), table, slots).float()
+
+    def write(self, kind: str, table: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+        """Stores rows, float32 [n, Hkv, D]."""
+        pool = getattr(self, kind)
+        pool[table[slots // BLOCK].long(), :, slots % BLOCK] = rows.to(pool.dtype)
+
+
+@dataclass
+class QuantizedPages(Pages):
+    """Keys and values in eight bits, as :mod:`plugins_trt.quantized.reference` holds them, with their scales."""
+
+    key_scales: torch.Tensor  # float16 [pages, Hkv, 64]
+    value_scales: torch.Tensor  # float16 [pages, Hkv, 64]
+
+    @property
+    def kv_dtype(self) -> str:
+        """Which of the formats."""
+        return next(name for name, storage in STORAGE.items() if storage == self.keys.dtype)
+
+    def read(self, kind: str, table: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """The "keys" or "values" in `slots` of a sequence as they are stored, float32 [n, Hkv, D]."""
+        return dequantize(*(gather(pool, table, slots) for pool in self._pools(kind)))
+
+    def write(self, kind: str, table: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+        """Stores rows, float32 [n, Hkv, D]."""
+        where = table[slots // BLOCK].long()
+        for pool, part in zip(self._pools(kind), quantize(rows, self.kv_dtype), strict=True):
+            pool[where, :, slots % BLOCK] = part
+
+    def _pools(self, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+        return getattr(self, kind), getattr(self, f"{kind[:-1]}_scales")
 
 
 @dataclass
@@ -37,17 +73,17 @@ def rotate(
     norm: torch.Tensor | None,  # [D]
     epsilon: float,
 ) -> torch.Tensor:
-    """Norm and RoPE in fp32, rounded once to the dtype of `x`."""
+    """Norm and RoPE in fp32, which the caller rounds once."""
     y = x.float()
     if norm is not None:
         y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + epsilon) * norm.float()
     cos, sin = cosine[positions.long(), None], sine[positions.long(), None]
     first, second = y.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
 def gather(pool: torch.Tensor, table: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Rows `slots` of a sequence: [len(slots), Hkv, D]."""
+    """Rows `slots` of a sequence: [len(slots), Hkv, ..]."""
     slots = slots.long()
     return pool[table[slots // BLOCK].long(), :, slots % BLOCK]
 
@@ -78,7 +114,7 @@ def append(
     tree_masks: list[int] | None = None,
 ) -> Appended:
     """Writes keys, values and compressed keys into `pages` and returns the queries."""
-    roped_q = rotate(q, positions, cosine=cosine, sine=sine, norm=q_norm, epsilon=epsilon)
+    roped_q = rotate(q, positions, cosine=cosine, sine=sine, norm=q_norm, epsilon=epsilon).to(q.dtype)
     roped_q[sequence_starts[-1] :] = 0
     roped_k = rotate(k, positions, cosine=cosine, sine=sine, norm=k_norm, epsilon=epsilon)
     nodes_fine, nodes_coarse = torch.zeros_like(k), torch.zeros_like(k)
@@ -86,9 +122,8 @@ def append(
         start, end = sequence_starts[sequence], sequence_starts[sequence + 1]
         table = page_tables[sequence]
         slots = torch.arange(length, length + end - start, device=k.device)
-        where = table[slots // BLOCK].long()
-        pages.keys[where, :, slots % BLOCK] = roped_k[start:end]
-        pages.values[where, :, slots % BLOCK] = v[start:end]
+        pages.write("keys", table, slots, roped_k[start:end])
+        pages.write("values", table, slots, v[start:end])
         for token in range(start, end):
             position = int(positions[token])
             kinds = (
@@ -100,7 +135,7 @@ def append(
                     continue
                 mask = None if tree_masks is None else tree_masks[token]
                 path = path_slots(length, position, mask, k.device)[-kernel:]
-                mean = gather(pages.keys, table, path).float().sum(0) / kernel
+                mean = pages.read("keys", table, path).sum(0) / kernel
                 if tree_masks is None:
                     pool[int(table[position // BLOCK]), :, position % BLOCK // stride] = mean.to(k.dtype)
                 else:

@@ -25,14 +25,23 @@ if TYPE_CHECKING:
 class Attender:
     """The kernels of one model's attention on one device."""
 
-    def __init__(self, kernels: Kernels, *, dtype: str, heads: int, kv_heads: int, head_dim: int) -> None:
-        """Loads them.
+    def __init__(
+        self,
+        kernels: Kernels,
+        *,
+        dtype: str,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        kv_dtype: str | None = None,
+    ) -> None:
+        """Loads them; `kv_dtype` is the arena's.
 
         Raises:
             KernelsError: No compiled kernels suit the device.
         """
         self.multiprocessors = kernels.multiprocessors
-        self._append = Appender(kernels.operator("append"), dtype=dtype, head_dim=head_dim)
+        self._append = Appender(kernels.operator("append"), dtype=dtype, head_dim=head_dim, kv_dtype=kv_dtype)
         self._select = DecodeSelector(kernels.operator("decode_selection"), dtype=dtype, head_dim=head_dim)
         self._attend = DecodeAttender(
             kernels.operator("decode_attention"),
@@ -40,6 +49,7 @@ class Attender:
             shared_bytes=kernels.shared_bytes,
             dtype=dtype,
             head_dim=head_dim,
+            kv_dtype=kv_dtype,
         )
         self._select_chunk = ChunkSelector(
             kernels.operator("chunk_selection"),
@@ -49,9 +59,15 @@ class Attender:
             group=heads // kv_heads,
         )
         chunk = kernels.operator("chunk_attention")
-        device = {"multiprocessors": kernels.multiprocessors, "shared_bytes": kernels.shared_bytes}
-        self._dense_chunk = DenseChunkAttention(chunk, **device, dtype=dtype, head_dim=head_dim)
-        self._sparse_chunk = SparseChunkAttention(chunk, **device, dtype=dtype, head_dim=head_dim)
+        of_device: dict[str, Any] = {
+            "multiprocessors": kernels.multiprocessors,
+            "shared_bytes": kernels.shared_bytes,
+            "dtype": dtype,
+            "head_dim": head_dim,
+            "kv_dtype": kv_dtype,
+        }
+        self._dense_chunk = DenseChunkAttention(chunk, **of_device)
+        self._sparse_chunk = SparseChunkAttention(chunk, **of_device)
 
     def __call__(self, args: Attention, stream: Any = None) -> None:  # noqa: ANN401 -- PyCUDA is untyped
         """Enqueues one layer; captured in a CUDA graph it stays right when lengths and page tables change.

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 from plugins_trt.arena import Pool
 from plugins_trt.chunk_attention.contract import DENSE_ROWS, ChunkAttention
 from plugins_trt.chunk_selection.contract import bitmap_words, row_stride
-from plugins_trt.contract import BLOCK, KERNEL_DTYPES, Batch, LaunchError, ceil_div, softmax_scale
+from plugins_trt.contract import BLOCK, Batch, LaunchError, ceil_div, kernel_suffix, softmax_scale
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_POOLS = Batch.FORMAT + 2 * Pool.FORMAT
-_DENSE_FORMAT = _POOLS + "PPPPqqiiiifi"
-_SPARSE_FORMAT = _POOLS + "PPPqqiiiifi"
+_DENSE_ARGUMENTS = "PPPPqqiiiifi"
+_SPARSE_ARGUMENTS = "PPPqqiiiifi"
 _DENSE_THREADS, _SPARSE_THREADS = 128, 256
 _WARPS = 8  # of a block of sparse attention
 _LOG2E = 1.4426950408889634
@@ -35,6 +34,18 @@ _SPARSE = {
         "split_4": (4, 8 * 3 * 32 * 128),
     },
 }
+# The same over keys and values in eight bits (sparse_quantized.cu): a slot of keys holds the scales of both, too.
+_SPARSE_QUANTIZED = {
+    128: {
+        "wide_1": (1, 8 * 5 * 32 * 132),
+        "narrow_1": (1, 8 * 5 * 16 * 132),
+        "split_4": (4, 8 * 5 * 16 * 132),
+    },
+    64: {
+        "wide_1": (1, 8 * 4 * 32 * 68),
+        "split_4": (4, 8 * 3 * 32 * 68),
+    },
+}
 _MAX_WORDS = 256  # of a bitmap: 8192 pages
 
 
@@ -49,6 +60,7 @@ class _Attention(ABC):
         shared_bytes: int,
         dtype: str,
         head_dim: int,
+        kv_dtype: str | None = None,
     ) -> None:
         """Finds the kernels.
 
@@ -59,11 +71,14 @@ class _Attention(ABC):
             shared_bytes: of shared memory that a block may have.
             dtype: "float16" or "bfloat16".
             head_dim: 64 or 128.
+            kv_dtype: the arena's.
         """
         self.multiprocessors = multiprocessors
         self.shared_bytes = shared_bytes
         self.head_dim = head_dim
-        self.layout = f"{KERNEL_DTYPES[dtype]}_{head_dim}"
+        self.quantized = kv_dtype is not None
+        self.layout = f"{kernel_suffix(dtype, kv_dtype)}_{head_dim}"
+        self.pools = Batch.FORMAT + (4 if self.quantized else 2) * Pool.FORMAT
         self._prepare(function)
 
     @abstractmethod
@@ -75,10 +90,12 @@ class DenseChunkAttention(_Attention):
     """Dense attention of the queries below `dense_below`."""
 
     def _prepare(self, function: Callable[[str, int], Any]) -> None:
-        self._shared = (DENSE_ROWS + 4 * BLOCK) * self.head_dim * 2
-        self._whole = function(f"chunk_dense_{self.layout}", self._shared).prepare(_DENSE_FORMAT)
-        self._split = function(f"chunk_dense_split_{self.layout}", self._shared).prepare(_DENSE_FORMAT)
-        self._combine = function(f"chunk_combine_{self.layout}", 0).prepare(_DENSE_FORMAT)
+        row = self.head_dim + 2 if self.quantized else 2 * self.head_dim  # bytes of a key or a value
+        self._shared = DENSE_ROWS * self.head_dim * 2 + 4 * BLOCK * row
+        layout = self.pools + _DENSE_ARGUMENTS
+        self._whole = function(f"chunk_dense_{self.layout}", self._shared).prepare(layout)
+        self._split = function(f"chunk_dense_split_{self.layout}", self._shared).prepare(layout)
+        self._combine = function(f"chunk_combine_{self.layout}", 0).prepare(layout)
 
     def __call__(self, args: ChunkAttention, stream: Any = None) -> None:  # noqa: ANN401 -- PyCUDA is untyped
         """Enqueues dense attention.
@@ -90,7 +107,7 @@ class DenseChunkAttention(_Attention):
         workspace = args.workspace.pointer if args.workspace is not None else 0
         packed = (
             *args.batch.pack(),
-            *args.arena.pack(args.layer)[:6],
+            *args.arena.pack_keys_values(args.layer),
             args.q.pointer,
             args.out.pointer,
             workspace,
@@ -123,11 +140,12 @@ class SparseChunkAttention(_Attention):
 
     def _prepare(self, function: Callable[[str, int], Any]) -> None:
         self._kernels = {}
-        for variant, (split, rings) in _SPARSE[self.head_dim].items():
+        self._variants = (_SPARSE_QUANTIZED if self.quantized else _SPARSE)[self.head_dim]
+        for variant, (split, rings) in self._variants.items():
             most = rings + (_WARPS // split + 1) * _MAX_WORDS * 4
             if most <= self.shared_bytes:
                 name = f"chunk_sparse_{variant}_{self.layout}"
-                self._kernels[variant] = function(name, most).prepare(_SPARSE_FORMAT)
+                self._kernels[variant] = function(name, most).prepare(self.pools + _SPARSE_ARGUMENTS)
 
     def __call__(
         self,
@@ -148,12 +166,12 @@ class SparseChunkAttention(_Attention):
         if args.chosen is None:
             raise LaunchError("chosen: missing, sparse attention needs the bitmap of block selection")
         variant = self._variant(args) if variant is None else variant
-        split, rings = _SPARSE[self.head_dim][variant]
+        split, rings = self._variants[variant]
         tokens = _WARPS // split
         words = bitmap_words(args.batch.max_pages)
         packed = (
             *args.batch.pack(),
-            *args.arena.pack(args.layer)[:6],
+            *args.arena.pack_keys_values(args.layer),
             args.chosen.pointer,
             args.q.pointer,
             args.out.pointer,

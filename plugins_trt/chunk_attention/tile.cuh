@@ -159,10 +159,10 @@ struct Softmax {
         sum[0] = sum[1] = 0.0f;
     }
 
-    // Scores become weights, packed in pairs as the fragments A of p v; the output so far is rescaled.
-    template <typename E, int kTiles, int kOut>
+    // Scores become weights, packed in pairs as the fragments A of p v by `pack`; the output so far is rescaled.
+    template <int kTiles, int kOut, typename Packer>
     __device__ __forceinline__ void update(float (&s)[kTiles][4], u32 (&p)[kTiles][2], float (&o)[kOut][4],
-                                           float scale) {
+                                           float scale, const Packer& pack) {
         float shift[2], factor[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -187,8 +187,7 @@ struct Softmax {
             float w3 = exp2_fast(fmaf(s[n][3], scale, -shift[1]));
             added[0] += w0 + w1;
             added[1] += w2 + w3;
-            p[n][0] = E::pack(w0, w1);
-            p[n][1] = E::pack(w2, w3);
+            pack(p[n], n, w0, w1, w2, w3);
         }
         sum[0] = fmaf(sum[0], factor[0], added[0]);
         sum[1] = fmaf(sum[1], factor[1], added[1]);

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from plugins_trt.contract import BLOCK, COARSE_KERNEL, COARSE_STRIDE, KERNEL, STRIDE
 
 if TYPE_CHECKING:
-    import torch
-
     from plugins_trt.append.reference import Pages
 
 
@@ -26,7 +26,8 @@ def commit(
         def place(slot: int, table: list[int] = table) -> tuple[int, slice, int]:
             return table[slot // BLOCK], slice(None), slot % BLOCK
 
-        for pool in (pages.keys, pages.values):
+        pools = [pool for name, pool in vars(pages).items() if name not in ("fine", "coarse")]
+        for pool in pools:
             rows = [pool[place(length + node)].clone() for node in path]
             for depth, row in enumerate(rows):
                 pool[place(length + depth)] = row
@@ -36,8 +37,7 @@ def commit(
                 (COARSE_KERNEL, COARSE_STRIDE, pages.coarse),
             ):
                 if position % stride == stride - 1 and position >= kernel - 1:
-                    window = [
-                        pages.keys[place(x)].float() for x in range(position - kernel + 1, position + 1)
-                    ]
+                    over = torch.arange(position - kernel + 1, position + 1, device=page_tables.device)
+                    window = list(pages.read("keys", page_tables[sequence], over))
                     mean = sum(window[1:], window[0]) / kernel
                     pool[table[position // BLOCK], :, position % BLOCK // stride] = mean.to(pool.dtype)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from plugins_trt.contract.arrays import (
     ELEMENT_BYTES,
     KERNEL_DTYPES,
+    QUANTIZED_KV,
     DeviceArray,
     LaunchError,
     Tensor,
@@ -17,6 +18,7 @@ from plugins_trt.contract.arrays import (
     check_at_least,
     check_rows,
     check_workspace,
+    kernel_suffix,
     round_up,
 )
 from plugins_trt.contract.attention import QueryArguments, softmax_scale
@@ -46,6 +48,7 @@ __all__ = [
     "MAX_DECODE",
     "MAX_GROUP",
     "MAX_TREE",
+    "QUANTIZED_KV",
     "STRIDE",
     "Batch",
     "DeviceArray",
@@ -60,6 +63,7 @@ __all__ = [
     "check_heads",
     "check_rows",
     "check_workspace",
+    "kernel_suffix",
     "round_up",
     "softmax_scale",
 ]

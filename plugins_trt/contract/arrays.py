@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 ELEMENT_BYTES = {
     "uint8": 1,
     "int8": 1,
+    "float8_e4m3fn": 1,
     "float16": 2,
     "bfloat16": 2,
     "float32": 4,
@@ -23,6 +24,15 @@ ELEMENT_BYTES = {
 
 KERNEL_DTYPES = {"float16": "f16", "bfloat16": "bf16"}
 """The suffix of a kernel's name, by the dtype of its keys, values and queries."""
+
+QUANTIZED_KV = {"int8": "i8", "float8_e4m3fn": "e4m3"}
+"""Types of keys and values in eight bits, which have a scale for each token and KV head, and how kernels' names say it."""
+
+
+def kernel_suffix(dtype: str, kv_dtype: str | None = None) -> str:
+    """What the name of a kernel over paged keys says of its types: those of the queries, and of quantized pages."""
+    quantized = QUANTIZED_KV.get(kv_dtype or dtype)
+    return KERNEL_DTYPES[dtype] if quantized is None else f"{KERNEL_DTYPES[dtype]}_{quantized}"
 
 
 class Tensor(Protocol):

@@ -55,8 +55,12 @@ class AttentionPlan:
         max_pages: int,
         multiprocessors: int,
         sparse: bool = True,
+        quantized: bool = False,
     ) -> AttentionPlan:
-        """Cuts a bucket for a device of `multiprocessors`; not `sparse`: every query is dense."""
+        """Cuts a bucket for a device of `multiprocessors`; not `sparse`: every query is dense.
+
+        `quantized`: keys and values are in eight bits, for which `wide` has no kernel; `narrow` takes every query.
+        """
         for name, value in (
             ("tokens", tokens),
             ("multiprocessors", multiprocessors),
@@ -69,7 +73,7 @@ class AttentionPlan:
         narrow = max(1, min(narrow_blocks // (tokens * kv_heads), max_pages, _MAX_PARTS))
         group = heads // kv_heads
         tiles = wide = 0
-        if tokens > 1:
+        if tokens > 1 and not quantized:
             full = ceil_div(tokens * group, WIDE_ROWS)  # when one sequence brings them all
             tiles = tokens * group // WIDE_ROWS + min(sequences, tokens // 2)
             blocks = _WIDE_A_MULTIPROCESSOR * multiprocessors
@@ -152,6 +156,7 @@ class DecodeAttention(QueryArguments):
             max_pages=self.batch.max_pages,
             multiprocessors=multiprocessors,
             sparse=self.blocks is not None,
+            quantized=self.arena.kv_dtype is not None,
         )
         check_workspace("workspace", self.workspace, plan.workspace_bytes)
         return plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from plugins_trt.arena import Arena
-from plugins_trt.contract import KERNEL_DTYPES, Batch, ceil_div, softmax_scale
+from plugins_trt.contract import KERNEL_DTYPES, Batch, ceil_div, kernel_suffix, softmax_scale
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from plugins_trt.decode_attention.contract import AttentionPlan, DecodeAttention
 
 _ATTEND = "PPPPPPfiiiiiiiii"
-_FORMAT = Batch.FORMAT + Arena.FORMAT + _ATTEND
 _COMBINE_FORMAT = Batch.FORMAT + _ATTEND
 _FEW_PARTS = 32
 _THREADS, _COMBINE_THREADS = 128, 256
@@ -25,14 +24,18 @@ class _Form(NamedTuple):
     warps: int  # of a thread block
     stages: int  # 16-key units that a warp has in shared memory
     least_units: int  # that a thread block takes at least before the context is cut further
+    quantized: bool = False
 
     def shared_bytes(self, head_dim: int) -> int:
-        """Of a thread block: keys and values of 16 tokens a stage."""
-        return self.warps * self.stages * 2 * 16 * head_dim * 2
+        """Of a thread block: keys and values of 16 tokens a stage, and the scales of those in eight bits."""
+        row = head_dim + 2 if self.quantized else 2 * head_dim
+        return self.warps * self.stages * 2 * 16 * row
 
 
 _NARROW = {64: _Form(4, 4, 12), 128: _Form(4, 3, 12)}
 _ONE = _Form(8, 2, 8)
+_QUANTIZED = {64: _Form(4, 8, 12, quantized=True), 128: _Form(4, 6, 12, quantized=True)}
+_QUANTIZED_ONE = _Form(8, 4, 8, quantized=True)
 _LOG2E = 1.4426950408889634
 
 
@@ -47,16 +50,25 @@ class DecodeAttender:
         shared_bytes: int,
         dtype: str,
         head_dim: int,
+        kv_dtype: str | None = None,
     ) -> None:
         """Finds the kernels with `function` (see `registry.Kernels.operator`)."""
         self.multiprocessors = multiprocessors
         layout = f"{KERNEL_DTYPES[dtype]}_d{head_dim}"
-        self._narrow = _Narrow(function, f"narrow_{layout}", head_dim, _NARROW[head_dim])
+        stored = f"{kernel_suffix(dtype, kv_dtype)}_d{head_dim}"
+        forms, one = (_NARROW, _ONE) if kv_dtype is None else (_QUANTIZED, _QUANTIZED_ONE)
+        arena = Arena.FORMAT if kv_dtype is None else Arena.QUANTIZED_FORMAT
+        layout_of_arguments = Batch.FORMAT + arena + _ATTEND
+        self._narrow = _Narrow(function, f"narrow_{stored}", head_dim, forms[head_dim], layout_of_arguments)
         self._narrow_one = self._narrow
-        if _ONE.shared_bytes(head_dim) <= shared_bytes:
-            self._narrow_one = _Narrow(function, f"narrow_one_{layout}", head_dim, _ONE)
+        if one.shared_bytes(head_dim) <= shared_bytes:
+            self._narrow_one = _Narrow(function, f"narrow_one_{stored}", head_dim, one, layout_of_arguments)
         self._wide_bytes = (128 + 4 * 64) * head_dim * 2
-        self._wide = function(f"wide_{layout}", self._wide_bytes).prepare(_FORMAT, overlaps=True)
+        self._wide: Any = None
+        if kv_dtype is None:
+            self._wide = function(f"wide_{stored}", self._wide_bytes).prepare(
+                layout_of_arguments, overlaps=True
+            )
         self._combine_few = function(f"combine_few_{layout}", 0).prepare(_COMBINE_FORMAT, overlaps=True)
         self._combine_many = function(f"combine_many_{layout}", 0).prepare(_COMBINE_FORMAT, overlaps=True)
 
@@ -81,7 +93,7 @@ class DecodeAttender:
         plan, batch = args.plan(self.multiprocessors), args.batch
         narrow = self._narrow_one if batch.tokens == 1 and args.blocks is not None else self._narrow
         attend = _pack_attend(args, plan, least_units or narrow.least_units)
-        packed = (*batch.pack(), *args.arena.pack(args.layer), *attend)
+        packed = (*batch.pack(), *args.arena.pack_all(args.layer), *attend)
         if plan.narrow_parts:
             narrow((plan.narrow_parts, args.arena.kv_heads, batch.tokens), stream, packed)
         if plan.wide_tiles:
@@ -132,11 +144,13 @@ def _pack_attend(args: DecodeAttention, plan: AttentionPlan, least_units: int) -
 class _Narrow:
     """A form of the narrow kernel."""
 
-    def __init__(self, function: Callable[[str, int], Any], name: str, head_dim: int, form: _Form) -> None:
+    def __init__(
+        self, function: Callable[[str, int], Any], name: str, head_dim: int, form: _Form, layout: str
+    ) -> None:
         self.least_units = form.least_units
         self._bytes = form.shared_bytes(head_dim)
         self._block = (32 * form.warps, 1, 1)
-        self._kernel = function(name, self._bytes).prepare(_FORMAT, overlaps=True)
+        self._kernel = function(name, self._bytes).prepare(layout, overlaps=True)
 
     def __call__(self, grid: tuple[int, int, int], stream: Any, packed: tuple[float, ...]) -> None:  # noqa: ANN401
         self._kernel.prepared_async_call(grid, self._block, stream, *packed, shared_size=self._bytes)

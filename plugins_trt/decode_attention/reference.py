@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from plugins_trt.append.reference import gather, path_slots
+from plugins_trt.append.reference import path_slots
 from plugins_trt.contract import BLOCK
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def attend(
     heads, dim = q.shape
     kv_heads = pages.keys.shape[1]
     slots = path_slots(length, position, mask, q.device)  # of positions 0 .. position
-    keys, values = (gather(pool, table, slots).float() for pool in (pages.keys, pages.values))  # [n, Hkv, D]
+    keys, values = (pages.read(kind, table, slots) for kind in ("keys", "values"))  # [n, Hkv, D]
     factor = 1.0 / math.sqrt(dim) if scale is None else scale
     scores = torch.einsum("kgd,nkd->kgn", q.float().view(kv_heads, heads // kv_heads, dim) * factor, keys)
     if chosen is not None:

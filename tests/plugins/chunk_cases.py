@@ -6,9 +6,9 @@ import random
 from dataclasses import dataclass, field
 
 import torch
-from decode_cases import array, fill
+from decode_cases import array, fill, scales_of
 
-from plugins_trt.append.reference import Pages
+from plugins_trt.append.reference import Pages, QuantizedPages
 from plugins_trt.arena import Arena
 from plugins_trt.chunk_attention import reference as attention_reference
 from plugins_trt.chunk_attention.contract import ALWAYS, ChunkAttention, DensePlan
@@ -17,6 +17,7 @@ from plugins_trt.chunk_selection import reference as selection_reference
 from plugins_trt.chunk_selection.contract import ChunkSelection, SelectionPlan, bitmap_words
 from plugins_trt.chunk_selection.launch import ChunkSelector
 from plugins_trt.contract import Batch
+from plugins_trt.quantized.reference import dequantize
 
 H200 = 132
 NAN = float("nan")
@@ -52,7 +53,10 @@ class ChunkCase:
     @property
     def arena(self) -> Arena:
         pools = {name: getattr(self.pages, name).data_ptr() for name in ("keys", "values", "fine", "coarse")}
-        return Arena.contiguous(1, self.pages.keys.shape[0], self.kv_heads, self.dim, self.dtype, **pools)
+        count = self.pages.keys.shape[0]
+        return Arena.contiguous(
+            1, count, self.kv_heads, self.dim, self.dtype, **pools, **scales_of(self.pages)
+        )
 
     @property
     def batch(self) -> Batch:
@@ -121,6 +125,7 @@ class ChunkCase:
             shared_bytes=rig.kernels.shared_bytes,
             dtype=self.dtype,
             head_dim=self.dim,
+            kv_dtype=self.pages.kv_dtype if isinstance(self.pages, QuantizedPages) else None,
         )
 
     def select(self, rig, rule, scale=None) -> torch.Tensor:
@@ -156,11 +161,15 @@ class ChunkCase:
 
     def expected_attention(self, *, chosen=None, dense_below=None, scale=None) -> torch.Tensor:
         """The output, [T, H, D]; `chosen` as booleans."""
+        keys, values = self.pages.keys, self.pages.values
+        if isinstance(self.pages, QuantizedPages):
+            keys = dequantize(keys, self.pages.key_scales)
+            values = dequantize(values, self.pages.value_scales)
         return attention_reference.chunk_attention(
             self.q,
             self.positions,
-            keys=self.pages.keys,
-            values=self.pages.values,
+            keys=keys,
+            values=values,
             sequence_starts=self.starts,
             page_tables=self.tables,
             chosen=chosen,

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import torch
 
 from plugins_trt.append import reference as append_reference
-from plugins_trt.append.reference import Pages
+from plugins_trt.append.reference import Pages, QuantizedPages
 from plugins_trt.arena import Arena
 from plugins_trt.contract import Batch, DeviceArray
 
@@ -54,6 +54,21 @@ def array(tensor: torch.Tensor) -> DeviceArray:
     return DeviceArray.of(tensor)
 
 
+def scales_of(pages: Pages) -> dict[str, str | int]:
+    """What an arena of these pages has beside its four pools."""
+    if not isinstance(pages, QuantizedPages):
+        return {}
+    return {
+        "kv_dtype": pages.kv_dtype,
+        "key_scales": pages.key_scales.data_ptr(),
+        "value_scales": pages.value_scales.data_ptr(),
+    }
+
+
+def copy_of(pages: Pages) -> Pages:
+    return type(pages)(**{name: pool.clone() for name, pool in vars(pages).items()})
+
+
 @dataclass
 class Case:
     """One step: tensors of a one-layer arena, the batch and its queries."""
@@ -90,7 +105,12 @@ class Case:
             values=pages.values.data_ptr(),
             fine=pages.fine.data_ptr(),
             coarse=pages.coarse.data_ptr(),
+            **scales_of(pages),
         )
+
+    @property
+    def kv_dtype(self) -> str | None:
+        return self.pages.kv_dtype if isinstance(self.pages, QuantizedPages) else None
 
     def int32(self, values) -> DeviceArray:
         tensor = torch.tensor(values, dtype=torch.int32, device=self.device)

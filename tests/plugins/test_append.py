@@ -2,7 +2,7 @@ import random
 
 import pytest
 import torch
-from decode_cases import Case, array, error, gpu, make_case, random_parents
+from decode_cases import Case, array, copy_of, error, gpu, make_case, random_parents
 
 from plugins_trt.append import reference
 from plugins_trt.append.contract import Append
@@ -53,7 +53,10 @@ def run(case, **options):
     rig = gpu()
     args, q_out = arguments(case, **options)
     appender = Appender(
-        rig.kernels.operator("append"), dtype=str(case.dtype).removeprefix("torch."), head_dim=case.dim
+        rig.kernels.operator("append"),
+        dtype=str(case.dtype).removeprefix("torch."),
+        head_dim=case.dim,
+        kv_dtype=case.kv_dtype,
     )
     appender(args, rig.stream)
     rig.stream.synchronize()
@@ -62,7 +65,7 @@ def run(case, **options):
 
 def reference_of(case, norms=None):
     """A copy of the pages with the step appended, and what else the reference gives."""
-    pages = Pages(*(pool.clone() for pool in vars(case.pages).values()))
+    pages = copy_of(case.pages)
     cosine, sine = tables(case.dim, case.device)
     q_norm, k_norm = norms or (None, None)
     positions = torch.tensor(case.positions + [0] * (case.tokens - len(case.positions)), device=case.device)

@@ -63,6 +63,7 @@ def run(case, **options):
         shared_bytes=rig.kernels.shared_bytes,
         dtype=str(case.dtype).removeprefix("torch."),
         head_dim=case.dim,
+        kv_dtype=case.kv_dtype,
     )
     args, out = arguments(case, multiprocessors=rig.kernels.multiprocessors, **options)
     attender(args, rig.stream)

@@ -53,7 +53,14 @@ def arguments(case, rule, multiprocessors=H200):
 def attender_of(case):
     rig = gpu()
     dtype = str(case.dtype).removeprefix("torch.")
-    return Attender(rig.kernels, dtype=dtype, heads=case.heads, kv_heads=case.kv_heads, head_dim=case.dim)
+    return Attender(
+        rig.kernels,
+        dtype=dtype,
+        heads=case.heads,
+        kv_heads=case.kv_heads,
+        head_dim=case.dim,
+        kv_dtype=case.kv_dtype,
+    )
 
 
 def run(case, rule):

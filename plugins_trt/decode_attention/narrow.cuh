@@ -1,0 +1,208 @@
+// A part of the context of one token and KV head a CTA; see attend.cuh.
+#pragma once
+#include "decode_attention/units.cuh"
+
+// `kStages`: units that a warp has in shared memory, each keys and values.
+// Grid: (narrow_parts, kv_heads, tokens).
+template <typename Unit, int kWarps, int kStages>
+__device__ __forceinline__ void narrow(const Batch& batch, const typename Unit::Pages& arena, const Attend& args) {
+    extern __shared__ __align__(1024) unsigned char shared[];
+    using T = typename Unit::Output;
+    constexpr int kDim = Unit::kDim;
+    constexpr int kThreads = kWarps * 32;
+    constexpr int kSteps = kDim / 16;         // steps of 16 elements in a dot product
+    constexpr int kTiles = kDim / 8;          // 8-column tiles of an output row
+    constexpr int kPieces = kDim / 8;         // 16-byte pieces of a row of the output
+    constexpr int kNothing = 1 << 30;  // a slot behind every limit
+    int token = blockIdx.z;
+    int kv_head = blockIdx.y;
+    int part = blockIdx.x;
+    int lane = threadIdx.x & 31;
+    int warp = threadIdx.x >> 5;
+    int g = lane >> 2, t = lane & 3;
+    int group = args.heads / args.kv_heads;
+    i64 row = (i64)token * args.kv_heads + kv_head;
+    int position = batch.positions[token];
+    int start, tokens, length;
+    int sequence = batch.sequence_of(token, start, tokens, length);
+    bool dense = is_dense(args, position);
+    // A dense query finds its pages before it waits, a sparse one (but in a tree) everything but its blocks.
+    bool is_ready = sequence < 0 || (dense && is_wide(args, tokens)) || (!dense && batch.tree_masks != nullptr);
+    if (is_ready) {
+        wait_for_dependencies();
+        launch_dependents();
+    }
+    u16* out = args.out + ((i64)token * args.heads + kv_head * group) * kDim;
+    if (sequence < 0) {
+        if (part == 0) {
+            for (int i = threadIdx.x; i < group * kPieces; i += kThreads)
+                reinterpret_cast<uint4*>(out)[i] = uint4{0, 0, 0, 0};
+        }
+        return;
+    }
+    if (dense && is_wide(args, tokens)) return;
+    Context context = context_of(batch, args, length, token, position, kv_head, dense);
+    int active = narrow_active(args, context.entries());
+    if (part >= active) {
+        if (!is_ready) {
+            wait_for_dependencies();
+            launch_dependents();
+        }
+        return;
+    }
+    const i32* blocks = dense ? nullptr : args.blocks + row * args.total;
+
+    // This warp's units, the first of them and the end.
+    int units = context.entries() * kUnitsPerPage;
+    int workers = active * kWarps;
+    int worker = part * kWarps + warp;
+    int first = (int)((u32)units * (u32)worker / (u32)workers);
+    int end = (int)((u32)units * (u32)(worker + 1) / (u32)workers);
+
+    // Lane l knows the page and the first slot of entry `window + l`.
+    const i32* table = batch.table(sequence);
+    auto slot_of = [&](int entry) {  // the first of the entry's page
+        if (entry >= context.pages) return (length / kPage + entry - context.pages) * kPage;
+        int block = dense ? entry : blocks[entry];
+        return block < 0 ? kNothing : block * kPage;
+    };
+    int window = 0, entry_page = 0, entry_slot = 0;
+    auto look_up = [&](int from) {
+        window = from;
+        entry_slot = from + lane < context.entries() ? slot_of(from + lane) : kNothing;
+        entry_page = entry_slot < kNothing ? table[entry_slot / kPage] : 0;
+    };
+    // Rows g and g + 8 are heads of the group. Of a sparse query they were written before the launch before this one.
+    u32 q[kSteps][4];
+    auto load_heads = [&] {
+        Unit::load_heads(q, args.q + ((i64)token * args.heads + kv_head * group) * kDim, group, lane);
+    };
+    if (dense) look_up(first / kUnitsPerPage);
+    else load_heads();
+    if (!is_ready) {
+        wait_for_dependencies();
+        launch_dependents();
+    }
+    if (dense) load_heads();
+    else look_up(first / kUnitsPerPage);
+
+    u32 base = shared_address(shared) + warp * (kStages * Unit::kBytes);
+    auto load = [&](int unit) {
+        int entry = unit / kUnitsPerPage;
+        if (entry >= window + 32) look_up(entry);
+        int page = __shfl_sync(kFull, entry_page, entry - window);
+        int slot = __shfl_sync(kFull, entry_slot, entry - window) + unit % kUnitsPerPage * kUnit;
+        int limit = entry < context.pages ? context.limit : context.nodes_end;
+        u32 stage = base + (u32)((unit - first) % kStages) * Unit::kBytes;
+        Unit::load(arena, page, kv_head, slot, limit, stage, lane);
+    };
+    float acc[kTiles][4] = {};
+    float maximum[2] = {-kInfinity, -kInfinity};
+    float sum[2] = {0.0f, 0.0f};
+    // Loads run kStages - 1 units ahead; the first rounds only load.
+#pragma unroll 1
+    for (int unit = first - (kStages - 1); unit < end; ++unit) {
+        // The stage that is filled now was read in the last round, by this warp alone.
+        int ahead = unit + kStages - 1;
+        if (ahead < end) load(ahead);
+        copy_commit();
+        if (unit < first) continue;
+        copy_wait<kStages - 1>();
+        __syncwarp();
+        Unit here(base + (u32)((unit - first) % kStages) * Unit::kBytes, lane);
+        float s[2][4] = {};
+        here.scores(s, q, lane);
+
+        // (Loads ahead may have moved the window past this unit.)
+        int entry = unit / kUnitsPerPage;
+        int slot = __shfl_sync(kFull, entry_slot, (entry - window) & 31);
+        if (entry < window) slot = slot_of(entry);
+        slot += unit % kUnitsPerPage * kUnit;
+        if (entry < context.pages) {
+            if (slot + kUnit > context.limit) {
+#pragma unroll
+                for (int n = 0; n < 2; ++n)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i)
+                        if (slot + 8 * n + 2 * t + (i & 1) >= context.limit) s[n][i] = -kInfinity;
+            }
+        } else {
+#pragma unroll
+            for (int n = 0; n < 2; ++n)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    int node = slot + 8 * n + 2 * t + (i & 1) - length;
+                    if (node < 0 || node >= 64 || ((context.path >> node) & 1) == 0) s[n][i] = -kInfinity;
+                }
+        }
+
+        u32 p[4];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {  // rows g and g + 8
+            float most = fmaxf(fmaxf(s[0][2 * half], s[0][2 * half + 1]), fmaxf(s[1][2 * half], s[1][2 * half + 1]));
+            most = fmaxf(most, __shfl_xor_sync(kFull, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(kFull, most, 2));
+            most = fmaxf(most * args.scale, maximum[half]);
+            float shift = most == -kInfinity ? 0.0f : most;
+            float factor = exp2_fast(maximum[half] - shift);
+            maximum[half] = most;
+            float weights[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) weights[i] = exp2_fast(fmaf(s[i / 2][2 * half + i % 2], args.scale, -shift));
+            sum[half] = sum[half] * factor + (weights[0] + weights[1]) + (weights[2] + weights[3]);
+            p[half] = here.pack(weights[0], weights[1], 0);
+            p[2 + half] = here.pack(weights[2], weights[3], 1);
+#pragma unroll
+            for (int n = 0; n < kTiles; ++n) {
+                acc[n][2 * half] *= factor;
+                acc[n][2 * half + 1] *= factor;
+            }
+        }
+        here.add_values(acc, p, lane);
+        __syncwarp();
+    }
+    copy_wait<0>();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        sum[half] += __shfl_xor_sync(kFull, sum[half], 1);
+        sum[half] += __shfl_xor_sync(kFull, sum[half], 2);
+    }
+
+    // The warps' parts meet in shared memory, where no copy is under way any more.
+    __shared__ float2 warp_statistics[kWarps][kHeads];
+    __syncthreads();
+    constexpr int kStride = kDim + 8;
+    float* warp_acc = reinterpret_cast<float*>(shared) + warp * (kHeads * kStride);
+    Unit::store(warp_acc, kStride, acc, lane);
+    if (t == 0) {
+        warp_statistics[warp][g] = float2{maximum[0], sum[0]};
+        warp_statistics[warp][g + 8] = float2{maximum[1], sum[1]};
+    }
+    __syncthreads();
+    i64 place = (row * args.parts + part) * kHeads;
+#pragma unroll 2
+    for (int i = threadIdx.x; i < group * (kDim / 4); i += kThreads) {
+        int head = i / (kDim / 4), column = i % (kDim / 4) * 4;
+        float most = -kInfinity, weight = 0.0f;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) most = fmaxf(most, warp_statistics[w][head].x);
+        float shift = most == -kInfinity ? 0.0f : most;
+        float4 merged = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) {
+            float factor = exp2_fast(warp_statistics[w][head].x - shift);
+            weight += warp_statistics[w][head].y * factor;
+            float4 x = *reinterpret_cast<const float4*>(
+                reinterpret_cast<const float*>(shared) + (w * kHeads + head) * kStride + column);
+            merged.x += x.x * factor, merged.y += x.y * factor, merged.z += x.z * factor, merged.w += x.w * factor;
+        }
+        if (active == 1) {
+            float inverse = 1.0f / weight;
+            uint2 packed = {T::pack(merged.x * inverse, merged.y * inverse), T::pack(merged.z * inverse, merged.w * inverse)};
+            *reinterpret_cast<uint2*>(out + head * kDim + column) = packed;
+        } else {
+            *reinterpret_cast<float4*>(args.partial + (place + head) * kDim + column) = merged;
+            if (column == 0) args.statistics[place + head] = float2{most, weight};
+        }
+    }
+}

@@ -1,0 +1,144 @@
+// The 16 keys and values that a warp of `narrow` takes at a time, as they lie in pages and in shared memory: in 16 bits
+// (`Unit`) or in eight with scales (`QuantizedUnit`).
+#pragma once
+#include "decode_attention/attend.cuh"
+#include "quantized/products.cuh"
+
+// As the queries are, T.
+template <typename T, int kDim_>
+struct Unit {
+    using Pages = Arena;
+    using Output = T;
+    static constexpr int kDim = kDim_;
+    static constexpr int kPieces = kDim / 8;  // 16-byte pieces of a row
+    static constexpr u32 kTileBytes = kUnit * kDim * 2;
+    static constexpr u32 kBytes = 2 * kTileBytes;
+
+    // Rows g and g + 8 are heads of the group.
+    static __device__ __forceinline__ void load_heads(u32 (&q)[kDim / 16][4], const u16* rows, int group, int lane) {
+        int g = lane >> 2, t = lane & 3;
+#pragma unroll
+        for (int k = 0; k < kDim / 16; ++k) {
+            const u16* low = rows + g * kDim + 16 * k + 2 * t;
+            const u16* high = low + 8 * kDim;
+            q[k][0] = g < group ? *reinterpret_cast<const u32*>(low) : 0;
+            q[k][1] = g + 8 < group ? *reinterpret_cast<const u32*>(high) : 0;
+            q[k][2] = g < group ? *reinterpret_cast<const u32*>(low + 8) : 0;
+            q[k][3] = g + 8 < group ? *reinterpret_cast<const u32*>(high + 8) : 0;
+        }
+    }
+    // Rows from `slot` on of a sequence's page; those from `limit` on are zeros.
+    static __device__ __forceinline__ void load(
+        const Pages& arena, int page, int kv_head, int slot, int limit, u32 stage, int lane) {
+        const u16* keys = arena.keys.row<kDim>(page, kv_head, slot % kPage);
+        const u16* values = arena.values.row<kDim>(page, kv_head, slot % kPage);
+#pragma unroll
+        for (int i = 0; i < kUnit * kPieces / 32; ++i) {
+            int row = (i * 32 + lane) / kPieces;
+            int piece = (i * 32 + lane) % kPieces;
+            bool valid = slot + row < limit;
+            copy_async(stage + swizzled<kDim>(row, piece), keys + row * kDim + piece * 8, valid);
+            copy_async(stage + kTileBytes + swizzled<kDim>(row, piece), values + row * kDim + piece * 8, valid);
+        }
+    }
+
+    u32 key_line, value_line;
+
+    // A step of 16 elements is two pieces of a row, so its number enters the swizzled address as an XOR.
+    __device__ __forceinline__ Unit(u32 stage, int lane) {
+        int matrix = lane >> 3, line = lane & 7;
+        key_line = stage + swizzled<kDim>((matrix >> 1) * 8 + line, matrix & 1);
+        value_line = stage + kTileBytes + swizzled<kDim>((matrix & 1) * 8 + line, matrix >> 1);
+    }
+    __device__ __forceinline__ void scores(float (&s)[2][4], const u32 (&q)[kDim / 16][4], int) const {
+#pragma unroll
+        for (int k = 0; k < kDim / 16; ++k) {
+            u32 keys[4];
+            load_matrices(keys, key_line ^ (u32)(k << 5));
+            T::mma(s[0], q[k][0], q[k][1], q[k][2], q[k][3], keys[0], keys[1]);
+            T::mma(s[1], q[k][0], q[k][1], q[k][2], q[k][3], keys[2], keys[3]);
+        }
+    }
+    __device__ __forceinline__ u32 pack(float first, float second, int) const { return T::pack(first, second); }
+    __device__ __forceinline__ void add_values(float (&acc)[kDim / 8][4], const u32 (&p)[4], int) const {
+#pragma unroll
+        for (int n = 0; n < kDim / 16; ++n) {
+            u32 values[4];
+            load_matrices_transposed(values, value_line ^ (u32)(n << 5));
+            T::mma(acc[2 * n], p[0], p[1], p[2], p[3], values[0], values[1]);
+            T::mma(acc[2 * n + 1], p[0], p[1], p[2], p[3], values[2], values[3]);
+        }
+    }
+    // Rows g and g + 8 of the sums, to rows `stride` apart.
+    static __device__ __forceinline__ void store(float* rows, int stride, const float (&acc)[kDim / 8][4], int lane) {
+        int g = lane >> 2, t = lane & 3;
+#pragma unroll
+        for (int n = 0; n < kDim / 8; ++n) {
+            *reinterpret_cast<float2*>(rows + g * stride + 8 * n + 2 * t) = float2{acc[n][0], acc[n][1]};
+            *reinterpret_cast<float2*>(rows + (g + 8) * stride + 8 * n + 2 * t) = float2{acc[n][2], acc[n][3]};
+        }
+    }
+};
+
+// In eight bits, with the scales of the keys and of the values behind the rows.
+template <typename T, typename Kv, int kDim_>
+struct QuantizedUnit {
+    using Pages = QuantizedArena;
+    using Output = T;
+    static constexpr int kDim = kDim_;
+    static constexpr int kPieces = kDim / 16;
+    static constexpr u32 kTileBytes = kUnit * kDim;
+    static constexpr u32 kBytes = 2 * kTileBytes + 2 * kUnit * 2;
+
+    static __device__ __forceinline__ void load_heads(u32 (&q)[kDim / 16][4], const u16* rows, int group, int lane) {
+        load_queries<kDim>(q, rows, group, lane);
+    }
+    static __device__ __forceinline__ void load(
+        const Pages& arena, int page, int kv_head, int slot, int limit, u32 stage, int lane) {
+        const u8* keys = arena.keys.row<kDim>(page, kv_head, slot % kPage);
+        const u8* values = arena.values.row<kDim>(page, kv_head, slot % kPage);
+#pragma unroll
+        for (int i = 0; i < kUnit * kPieces / 32; ++i) {
+            int row = (i * 32 + lane) / kPieces;
+            int piece = (i * 32 + lane) % kPieces;
+            bool valid = slot + row < limit;
+            u32 place = byte_piece<kDim>(row, piece);
+            copy_async(stage + place, keys + row * kDim + piece * 16, valid);
+            copy_async(stage + kTileBytes + place, values + row * kDim + piece * 16, valid);
+        }
+        if (lane < kUnit) {  // words of two scales: the keys' eight, then the values'
+            const Pool& pool = lane < kUnit / 2 ? arena.key_scales : arena.value_scales;
+            int row = lane % (kUnit / 2) * 2;
+            copy_scales_async(stage + 2 * kTileBytes + lane * 4, pool.row<1>(page, kv_head, slot % kPage + row),
+                              limit - slot - row);
+        }
+    }
+
+    u32 stage;
+    int t;
+
+    __device__ __forceinline__ QuantizedUnit(u32 stage_, int lane) : stage(stage_), t(lane & 3) {}
+    __device__ __forceinline__ u32 scales(int word) const {
+        return shared_word(stage + 2 * kTileBytes + (word + t) * 4);
+    }
+    __device__ __forceinline__ void scores(float (&s)[2][4], const u32 (&q)[kDim / 16][4], int lane) const {
+        add_scores<T, Kv, kDim>(s[0], s[1], q, stage, lane);
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+            u32 pair = scales(4 * n);
+            float first = F16::low(pair), second = F16::high(pair);
+            s[n][0] *= first, s[n][1] *= second, s[n][2] *= first, s[n][3] *= second;
+        }
+    }
+    // The scales of the values go with the weights.
+    __device__ __forceinline__ u32 pack(float first, float second, int n) const {
+        u32 pair = scales(8 + 4 * n);
+        return BF16::pack(first * F16::low(pair), second * F16::high(pair));
+    }
+    __device__ __forceinline__ void add_values(float (&acc)[kDim / 8][4], const u32 (&p)[4], int lane) const {
+        add_weighted<Kv, kDim>(acc, p, stage + kTileBytes, lane);
+    }
+    static __device__ __forceinline__ void store(float* rows, int stride, const float (&acc)[kDim / 8][4], int lane) {
+        store_sums<kDim>(rows, stride, acc, lane);
+    }
+};

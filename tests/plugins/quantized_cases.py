@@ -1,0 +1,43 @@
+"""The same steps over keys and values in eight bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from plugins_trt.append.reference import Pages, QuantizedPages
+from plugins_trt.quantized.reference import quantize
+
+if TYPE_CHECKING:
+    from decode_cases import Case
+
+KV_DTYPES = ["int8", "float8_e4m3fn"]
+
+
+def quantized_pages(pages: Pages, kv_dtype: str) -> QuantizedPages:
+    """The same pages in eight bits; where nothing was written the bytes are of the largest size and the scales NaN."""
+    pools = {}
+    for kind in ("keys", "values"):
+        exact = getattr(pages, kind)
+        unwritten = exact.isnan().any(-1)
+        stored, scales = quantize(exact.nan_to_num(), kv_dtype)
+        pools[kind] = stored.masked_fill_(unwritten[..., None], 127)
+        pools[f"{kind[:-1]}_scales"] = scales.masked_fill_(unwritten, float("nan"))
+    return QuantizedPages(
+        **{kind: pools[kind].contiguous() for kind in pools}, fine=pages.fine, coarse=pages.coarse
+    )
+
+
+def quantized_case(case: Case, kv_dtype: str) -> Case:
+    """The same step over quantized pages (compressed keys stay as they are)."""
+    return replace(case, pages=quantized_pages(case.pages, kv_dtype))
+
+
+def unwritten(pages: QuantizedPages) -> dict[str, torch.Tensor]:
+    """Pools as if nothing had been stored."""
+    return {
+        name: torch.full_like(pool, float("nan") if pool.is_floating_point() else 127)
+        for name, pool in vars(pages).items()
+    }
