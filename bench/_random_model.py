@@ -1,10 +1,11 @@
-"""A model of MiniCPM4-8B's shape with random weights, made on the GPU on the spot, for bench/decode.py and prefill.py.
+"""A model of MiniCPM4-8B's shape with random weights, made on the GPU on the spot; bench/decode.py and prefill.py run it.
 
 Random weights move the same bytes and multiply as many numbers as trained ones; the text they give is nonsense.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import tempfile
@@ -14,34 +15,27 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from _report import add_json_option, environment, report
+from _shapes import MINICPM4_8B
+from attention import ceilings
 
 from edged.config import AttentionConfig, ModelConfig
 from edged.executor.base import PAGE_TOKENS, SamplingRow, StepBatch
 from edged.executor.cuda_device import CudaDevice
 from edged.executor.cuda_executor import CudaExecutor
+from edged.memory.cuda_weights import GROUPS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from edged.executor.base import Progress
+    from edged.models.operators import Linear
 
-SHAPE = {
-    "model_type": "minicpm",
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "intermediate_size": 16384,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 2,
-    "vocab_size": 73448,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "scale_emb": 12,
-    "scale_depth": 1.4,
-    "dim_model_base": 256,
+QUANTIZATION = {
+    "bf16": None,
+    "w4a16": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
 }
+"""The `quantization_config` of each kind of weights; embedding and LM head are bf16 in all."""
 LONGEST = 131072
 CHUNK = 2048
 _ENQUEUED, _SLEEP_CYCLES = 5, 60_000_000
@@ -57,7 +51,11 @@ class RandomModel(CudaExecutor):
         for index, name in enumerate(names):
             progress("drawing weights", index, len(names))
             weight = self.buffers[name]
-            if weight.dim() == 1:
+            if name.endswith(GROUPS):
+                weight.fill_(_group_word(self.buffers[name.removesuffix(GROUPS)]))
+            elif weight.dtype == torch.int32:
+                weight.random_(-(1 << 31), (1 << 31) - 1, generator=generator)
+            elif weight.dim() == 1:
                 weight.fill_(1.0)
             else:
                 weight.normal_(0.0, weight.shape[1] ** -0.5, generator=generator)
@@ -73,6 +71,14 @@ class RandomModel(CudaExecutor):
         matrices = sum(self.buffers[name].nbytes for name in self.buffers if self._is_weight(name))
         embedding = self.buffers["embedding"]
         return int(matrices - embedding.nbytes + embedding[0].nbytes)
+
+    def visited_bytes(self, length: int) -> int:
+        """Bytes of keys and values that a query behind `length` tokens attends to, in all layers."""
+        rule, a = self.plan.selection, self.plan.architecture
+        tokens = (
+            length if rule is None or length < rule.dense_below else min(length, rule.total * PAGE_TOKENS)
+        )
+        return 2 * a.layers * a.kv_width * 2 * tokens
 
     def fill_pages(self) -> None:
         """Independent random keys and values in every page, and compressed keys as large as their means would be."""
@@ -98,6 +104,22 @@ class RandomModel(CudaExecutor):
             logit_rows=np.array([count - 1], np.int32),
             sampling=(SamplingRow(position=past + count),),
         )
+
+    def measured(self, work: Callable[[], None], times: int = 11) -> float:
+        """Median time of a graph of some work, in milliseconds."""
+        return median_ms(self.gpu.torch_stream, self.gpu.capture(work), times)
+
+    @property
+    def linears(self) -> dict[str, list[Linear[torch.Tensor]]]:
+        """Those of all layers, by what they are, and the LM head."""
+        layers = self._decoder.layers
+        return {
+            "qkv": [layer.qkv for layer in layers],
+            "output": [layer.output for layer in layers],
+            "gate_up": [layer.gate_up for layer in layers],
+            "down": [layer.down for layer in layers],
+            "head": [self._decoder.head],
+        }
 
     def chunk_ms(self, tokens: int, past: int, times: int = 5) -> float:
         """Median time of a captured step of `tokens` after `past` stored ones, on the device."""
@@ -145,27 +167,87 @@ class RandomModel(CudaExecutor):
     table: np.ndarray
 
 
-def open_model(*, rows: int = 1) -> RandomModel:
-    """Loads it, with sparse attention at the published numbers."""
-    folder = Path(tempfile.mkdtemp(prefix="edged-bench-"))
-    (folder / "config.json").write_text(json.dumps(SHAPE))
-    model = RandomModel(
-        ModelConfig(
-            name="bench",
-            path=folder,
-            device="cuda",
-            dtype="bfloat16",
-            context_length=LONGEST + CHUNK,
-            max_sequences=rows,
-            prefill_chunk=CHUNK,
-            attention=AttentionConfig(mode="sparse"),
+def open_model(weights: str = "bf16", *, rows: int = 1) -> RandomModel:
+    """Loads it, with sparse attention at the published numbers.
+
+    Args:
+        weights: One of :data:`QUANTIZATION`.
+        rows: Most sequences.
+    """
+    quantization = QUANTIZATION[weights]
+    config = MINICPM4_8B if quantization is None else {**MINICPM4_8B, "quantization_config": quantization}
+    with tempfile.TemporaryDirectory(prefix="edged-bench-") as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        model = RandomModel(
+            ModelConfig(
+                name="bench",
+                path=Path(folder),
+                device="cuda",
+                dtype="bfloat16",
+                context_length=LONGEST + CHUNK,
+                max_sequences=rows,
+                prefill_chunk=CHUNK,
+                attention=AttentionConfig(mode="sparse"),
+            )
         )
-    )
     model.load(lambda *_: None)
     pages = -(-(LONGEST + CHUNK) // PAGE_TOKENS)
     model.table = np.random.default_rng(0).permutation(model.limits.pages)[:pages].astype(np.int32)
     model.fill_pages()
     return model
+
+
+def run(
+    description: str | None,
+    bounds: Mapping[str, Mapping[str, tuple[str, float]]],
+    measure: Callable[[RandomModel, argparse.Namespace, dict[str, float]], dict[str, float]],
+    add_options: Callable[[argparse.ArgumentParser], None] = lambda _parser: None,
+) -> int:
+    """What the scripts' `main` does: read the options, load, measure, print.
+
+    Args:
+        description: Of the script.
+        bounds: What figures should be, by the kind of weights.
+        measure: Gives the figures of a model, from the options and the ceilings.
+        add_options: Adds the script's own.
+
+    Returns:
+        1 when a figure misses its bound.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_json_option(parser)
+    parser.add_argument(
+        "--weights", choices=tuple(QUANTIZATION), default="bf16", help="of the linears (bf16)"
+    )
+    add_options(parser)
+    options = parser.parse_args()
+    model = open_model(options.weights)
+    surroundings = environment(
+        device=torch.cuda.get_device_name(), cuda=torch.version.cuda, weights=options.weights
+    )
+    figures = ceilings(model.gpu.torch_stream)
+    figures.update(measure(model, options, figures))
+    model.close()
+    of_weights = bounds[options.weights]
+    wanted = {name: f"{sign} {bound}" for name, (sign, bound) in of_weights.items()}
+    report(figures, surroundings, file=options.json, bounds=wanted, notes=[str(surroundings["device"])])
+    missed = [
+        name
+        for name, (sign, bound) in of_weights.items()
+        if not (figures[name] >= bound if sign == ">=" else figures[name] <= bound)
+    ]
+    if missed:
+        print(f"missed: {', '.join(missed)}")
+    return 1 if missed else 0
+
+
+def _group_word(tiles: torch.Tensor) -> int:
+    """Scale and zero point that keep what goes through 4-bit weights at its size."""
+    inputs = tiles.shape[1] * 64
+    scale = torch.full((1,), 0.2 * inputs**-0.5, dtype=torch.float16).view(torch.int16)
+    return int(scale.item()) | 8 << 16
 
 
 def median_ms(stream: torch.cuda.Stream, run: Callable[[], object], times: int) -> float:

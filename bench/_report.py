@@ -9,12 +9,16 @@ import importlib.metadata
 import json
 import os
 import platform
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
+
+# A tree that is not installed is measured, too: what is imported after this module finds it.
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
 
 _PACKAGES = ("edged", "torch", "transformers", "numpy", "grpcio")
 

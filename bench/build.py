@@ -17,6 +17,7 @@ import time
 from typing import Any
 
 from _report import add_json_option, environment, report
+from _shapes import MINICPM4_8B
 
 BOUNDS = {"build_seconds": "<= 20", "build_peak_rss_mb": "<= 700", "plan_mb": "<= 60"}
 SHAPES: dict[str, dict[str, Any]] = {
@@ -34,23 +35,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 100000.0,
         "tie_word_embeddings": True,
     },
-    "minicpm4_8b": {
-        "model_type": "minicpm",
-        "hidden_act": "silu",
-        "hidden_size": 4096,
-        "intermediate_size": 16384,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 2,
-        "vocab_size": 73448,
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        "scale_emb": 12,
-        "scale_depth": 1.4,
-        "dim_model_base": 256,
-    },
+    "minicpm4_8b": {**MINICPM4_8B, "max_position_embeddings": 32768},
 }
 LARGE = "minicpm4_8b"
 TARGETS = ("sm86", "sm89", "sm120")

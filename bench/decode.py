@@ -1,99 +1,188 @@
-"""Whole decode steps on a GPU: MiniCPM4-8B's shape, random bf16 weights, batch 1, beside the ceilings of the same run.
+"""Whole decode steps on a GPU: MiniCPM4-8B's shape, random weights, batch 1, beside the ceilings of the same run.
 
-    python bench/decode.py [--json FILE]
+    python bench/decode.py [--weights bf16|w4a16] [--parts] [--json FILE]
 
-Steps run one after the other, as an engine makes them, through all places of a page. `bf16_step_4k_bandwidth` is what a
-step must read (weights, and KV at 4K) over the time of its graph and over the bandwidth of a device copy. `host_vs_step` is
-how much longer a whole step of the executor takes than its graph, over the graph: what the host does between two launches.
+Steps run one after the other, as an engine makes them, through all places of a page. The floor of a step is what it must
+read (weights, scales, and the KV that it visits) over the bandwidth of a device copy: `..._4k_vs_floor` is the time of its
+graph over that, `bf16_step_4k_bandwidth` the inverse. `host_vs_step` is how much longer a whole step of the executor takes
+than its graph, over the graph: what the host does between two launches. `--parts` measures where a step's time goes: by how
+much its graph is faster when the launches of one kind are left out of it.
+
 Needs an NVIDIA GPU with 24 GiB, torch with CUDA and PyCUDA.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from _random_model import RandomModel, median_ms, run
+
+from edged.executor.cuda_operators import CudaOperators
+from plugins_trt.attention.launch import Attender
+from plugins_trt.contract import DeviceArray
+from plugins_trt.skinny_linear.contract import SkinnyLinear
 
 if TYPE_CHECKING:
-    import torch
-    from _random_model import RandomModel
+    import argparse
+    from collections.abc import Callable
 
-    from edged.models.operators import Linear
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
-
-from _report import add_json_option, environment, report  # noqa: E402 - the path is set above
+    from edged.executor.cuda_device import StepKernels
 
 BOUNDS = {
-    "bf16_step_4k_bandwidth": (">=", 0.70),
-    "bf16_step_128k_vs_4k": ("<=", 1.25),
-    "host_vs_step": ("<=", 0.08),
+    "bf16": {
+        "bf16_step_4k_bandwidth": (">=", 0.70),
+        "bf16_step_128k_vs_4k": ("<=", 1.25),
+        "host_vs_step": ("<=", 0.08),
+    },
+    "w4a16": {"w4a16_step_4k_vs_floor": ("<=", 1.75), "w4a16_step_128k_vs_4k": ("<=", 1.35)},
 }
+LENGTHS = {"4k": 4096, "32k": 32768, "128k": 131072}
 
 
-def measure(model: RandomModel, ceilings: dict[str, float]) -> dict[str, float]:
+def measure(model: RandomModel, options: argparse.Namespace, ceilings: dict[str, float]) -> dict[str, float]:
     """All figures; times in milliseconds, bandwidths as shares of the ceiling."""
-    copy = ceilings["copy_bytes_per_s"]
+    copy, weights = ceilings["copy_bytes_per_s"], options.weights
     figures: dict[str, float] = {}
-    a = model.plan.architecture
-    for name, length in (("4k", 4096), ("32k", 32768), ("128k", 131072)):
+    for name, length in LENGTHS.items():
         graph, whole = model.decode_ms(length)
-        figures[f"bf16_step_{name}_ms"] = graph
-        figures[f"bf16_step_{name}_with_host_ms"] = whole
-    kv = 2 * a.layers * a.kv_width * 2 * 4096
-    moved = model.weight_bytes + kv
-    seconds = figures["bf16_step_4k_ms"] * 1e-3
-    figures["bf16_step_4k_bandwidth"] = moved / seconds / copy
-    figures["bf16_step_128k_vs_4k"] = figures["bf16_step_128k_ms"] / figures["bf16_step_4k_ms"]
-    figures["host_vs_step"] = figures["bf16_step_4k_with_host_ms"] / figures["bf16_step_4k_ms"] - 1.0
-    figures.update(_linears(model, copy))
+        floor = (model.weight_bytes + model.visited_bytes(length)) / copy * 1e3
+        figures[f"{weights}_step_{name}_ms"] = graph
+        figures[f"{weights}_step_{name}_with_host_ms"] = whole
+        figures[f"{weights}_step_{name}_floor_ms"] = floor
+        figures[f"{weights}_step_{name}_vs_floor"] = graph / floor
+    figures[f"{weights}_step_4k_bandwidth"] = 1.0 / figures[f"{weights}_step_4k_vs_floor"]
+    figures[f"{weights}_step_128k_vs_4k"] = (
+        figures[f"{weights}_step_128k_ms"] / figures[f"{weights}_step_4k_ms"]
+    )
+    figures["host_vs_step"] = (
+        figures[f"{weights}_step_4k_with_host_ms"] / figures[f"{weights}_step_4k_ms"] - 1.0
+    )
+    if options.parts:
+        figures.update(_parts(model))
+    if weights == "bf16":
+        figures.update(_linears(model, copy))
     return figures
+
+
+def _nothing(*_: object) -> None:
+    """Launches nothing."""
+
+
+def _parts(model: RandomModel) -> dict[str, float]:
+    """By how much a step of one token is faster without the launches of one kind, in milliseconds."""
+    kernels = model._kernels  # noqa: SLF001 - what a step runs
+    a, gpu = model.plan.architecture, model.gpu
+
+    def attender(*without: str) -> StepKernels:
+        attend = Attender(
+            gpu._kernels,  # noqa: SLF001
+            dtype=model.plan.dtype,
+            heads=a.heads,
+            kv_heads=a.kv_heads,
+            head_dim=a.head_dim,
+        )
+        for name in without:
+            setattr(attend, name, _nothing)
+        stream = gpu._stream  # noqa: SLF001
+        return replace(kernels, attention=lambda args: attend(args, stream))
+
+    def of_linear(kind: str) -> StepKernels:
+        """Without one kind of linear."""
+        pointers = {each.weight.data_ptr() for each in model.linears[kind]}
+
+        def unless(launch: Callable[[Any], None]) -> Callable[[Any], None]:
+            def call(args: Any) -> None:  # noqa: ANN401 - of several contracts
+                found = args.tiles if hasattr(args, "tiles") else args.weight
+                if found.pointer not in pointers:
+                    launch(args)
+
+            return call
+
+        return replace(
+            kernels,
+            packed=unless(kernels.packed),
+            linear=unless(kernels.linear),
+            gated=unless(kernels.gated),
+        )
+
+    variants = {
+        "whole": kernels,
+        "rms_norm": replace(kernels, rms_norm=_nothing),
+        "append": attender("_append"),
+        "selection": attender("_select"),
+        "attend": attender("_attend"),
+        "attention": replace(kernels, attention=_nothing),
+        "argmax": replace(kernels, argmax=_nothing),
+        **{kind: of_linear(kind) for kind in model.linears},
+    }
+    figures: dict[str, float] = {}
+    for name, length in (("4k", 4096), ("128k", 131072)):
+        batch = model.batch(np.array([5], np.int32), length - 20)  # completes no compressed key
+        model.step(batch)
+        dense = length < 8192
+        for part, variant in variants.items():
+            if part == "selection" and dense:
+                continue
+            operators = CudaOperators(model.plan, model.buffers, variant, 1, dense=dense)
+            ms = median_ms(gpu.torch_stream, gpu.capture(partial(_forward, model, variant, operators)), 20)
+            figures[f"{name}_{part}_ms"] = ms if part == "whole" else figures[f"{name}_whole_ms"] - ms
+        nothing = replace(
+            kernels,
+            rms_norm=_nothing,
+            attention=_nothing,
+            argmax=_nothing,
+            packed=_nothing,
+            linear=_nothing,
+            gated=_nothing,
+            embedding=_nothing,
+        )
+        operators = CudaOperators(model.plan, model.buffers, nothing, 1, dense=dense)
+        replay = gpu.capture(partial(_forward, model, nothing, operators))
+        figures[f"{name}_no_kernel_ms"] = median_ms(gpu.torch_stream, replay, 20)
+    return figures
+
+
+def _forward(model: RandomModel, kernels: StepKernels, operators: CudaOperators) -> None:
+    kept, model._kernels = model._kernels, kernels  # noqa: SLF001 - argmax is launched by the executor
+    with torch.inference_mode():
+        model._forward(operators)  # noqa: SLF001
+    model._kernels = kept  # noqa: SLF001
 
 
 def _linears(model: RandomModel, copy: float) -> dict[str, float]:
     """Each kind of linear in a graph of its own over all layers, by our kernel and by cuBLAS."""
-    import torch
-    from _random_model import median_ms
-
-    from plugins_trt.contract import DeviceArray
-    from plugins_trt.skinny_linear.contract import SkinnyLinear
-
     of = DeviceArray.of
-    decoder = model._decoder  # noqa: SLF001 - what a step runs
-    multiply = model._kernels.linear  # noqa: SLF001
-    kinds: dict[str, list[Linear[torch.Tensor]]] = {
-        "qkv": [layer.qkv for layer in decoder.layers],
-        "output": [layer.output for layer in decoder.layers],
-        "gate_up": [layer.gate_up for layer in decoder.layers],
-        "down": [layer.down for layer in decoder.layers],
-        "head": [decoder.head],
-    }
+    multiply = model._kernels.linear  # noqa: SLF001 - what a step runs
     figures: dict[str, float] = {}
     for rows in (1, 2, 4, 16):
         total = {"ours": 0.0, "cublas": 0.0}
-        for kind, layers in kinds.items():
+        for kind, layers in model.linears.items():
             outputs, width = layers[0].weight.shape
             x = torch.randn(rows, width, device="cuda").bfloat16()
             out = torch.empty(rows, outputs, device="cuda", dtype=torch.bfloat16)
             torch.cuda.synchronize()
+            weights = [layer.weight for layer in layers]
 
             def ours(
-                layers: list[Linear[torch.Tensor]] = layers, x: torch.Tensor = x, out: torch.Tensor = out
+                weights: list[torch.Tensor] = weights, x: torch.Tensor = x, out: torch.Tensor = out
             ) -> None:
-                for layer in layers:
-                    multiply(SkinnyLinear(of(x), of(layer.weight), of(out)))
+                for weight in weights:
+                    multiply(SkinnyLinear(of(x), of(weight), of(out)))
 
             def cublas(
-                layers: list[Linear[torch.Tensor]] = layers, x: torch.Tensor = x, out: torch.Tensor = out
+                weights: list[torch.Tensor] = weights, x: torch.Tensor = x, out: torch.Tensor = out
             ) -> None:
-                for layer in layers:
-                    torch.mm(x, layer.weight.t(), out=out)
+                for weight in weights:
+                    torch.mm(x, weight.t(), out=out)
 
-            size = sum(layer.weight.nbytes for layer in layers)
+            size = sum(weight.nbytes for weight in weights)
             for name, work in (("ours", ours), ("cublas", cublas)):
-                ms = median_ms(model.gpu.torch_stream, model.gpu.capture(work), 10)
+                ms = model.measured(work)
                 total[name] += ms
                 figures[f"{kind}_{rows}_{name}_bandwidth"] = size / (ms * 1e-3) / copy
         for name, ms in total.items():
@@ -101,44 +190,9 @@ def _linears(model: RandomModel, copy: float) -> dict[str, float]:
     return figures
 
 
-def main() -> int:
-    """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_json_option(parser)
-    options = parser.parse_args()
-
-    import torch
-    from _random_model import open_model
-    from attention import ceilings
-
-    model = open_model()
-    surroundings = environment(device=torch.cuda.get_device_name(), cuda=torch.version.cuda)
-    figures = ceilings(model.gpu.torch_stream)
-    figures.update(measure(model, figures))
-    model.close()
-    return finish(figures, surroundings, BOUNDS, options.json)
-
-
-def finish(
-    figures: dict[str, float],
-    surroundings: dict[str, object],
-    bounds: dict[str, tuple[str, float]],
-    file: Path | None,
-) -> int:
-    """Print, write, and say what missed its bound."""
-    wanted = {name: f"{sign} {bound}" for name, (sign, bound) in bounds.items()}
-    report(figures, surroundings, file=file, bounds=wanted, notes=[str(surroundings["device"])])
-    missed = [
-        name
-        for name, (sign, bound) in bounds.items()
-        if not (figures[name] >= bound if sign == ">=" else figures[name] <= bound)
-    ]
-    if missed:
-        print(f"missed: {', '.join(missed)}")
-    return 1 if missed else 0
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--parts", action="store_true", help="also measure where a step's time goes")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__, BOUNDS, measure, _add_options))

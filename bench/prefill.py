@@ -1,30 +1,36 @@
-"""Prefill of a long prompt on a GPU: MiniCPM4-8B's shape, random bf16 weights, sparse attention, chunks of 2048 tokens.
+"""Prefill of a long prompt on a GPU: MiniCPM4-8B's shape, random weights, sparse attention, chunks of 2048 tokens.
 
-    python bench/prefill.py [--json FILE]
+    python bench/prefill.py [--weights bf16|w4a16] [--json FILE]
 
 `prefill_128k_rate` counts the operations that have to be done (linears, attention over the visited keys, block selection)
 over the time of the whole prompt, steps and host together, and over the rate of a bf16 matrix product in the same run.
-Needs an NVIDIA GPU with 24 GiB, torch with CUDA and PyCUDA.
+`linears_2048_rate` is that of the linears of a chunk alone. Needs an NVIDIA GPU with 24 GiB, torch with CUDA and PyCUDA.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from typing import TYPE_CHECKING
 
 import numpy as np
-from _report import add_json_option, environment
-from decode import finish  # sets the path, too
+import torch
+from _random_model import RandomModel, run
+
+from edged.executor.cuda_operators import CudaOperators
 
 if TYPE_CHECKING:
-    from _random_model import RandomModel
+    import argparse
 
     from plugins_trt.contract import SelectionRule
 
-BOUNDS = {"prefill_128k_rate": (">=", 0.40)}
+PREFIXES = {"bf16": "", "w4a16": "w4a16_", "ternary": "ternary_"}
+BOUNDS = {
+    "bf16": {"prefill_128k_rate": (">=", 0.40)},
+    "w4a16": {"w4a16_linears_2048_rate": (">=", 0.60)},
+}
 CHUNK = 2048
+ROWS = (128, 512, CHUNK)
 
 
 def visited_keys(positions: np.ndarray, rule: SelectionRule) -> np.ndarray:
@@ -59,9 +65,10 @@ def operations(model: RandomModel, tokens: int) -> dict[str, float]:
     }
 
 
-def measure(model: RandomModel, ceilings: dict[str, float]) -> dict[str, float]:
+def measure(model: RandomModel, options: argparse.Namespace, ceilings: dict[str, float]) -> dict[str, float]:
     """All figures."""
     figures: dict[str, float] = {}
+    prefix = PREFIXES[options.weights]
     random = np.random.default_rng(1)
     for name, length in (("32k", 32768), ("128k", 131072)):
         prompt = random.integers(0, model.limits.vocabulary, length).astype(np.int32)
@@ -70,35 +77,43 @@ def measure(model: RandomModel, ceilings: dict[str, float]) -> dict[str, float]:
             model.step(model.batch(prompt[start : start + CHUNK], start))
         seconds = time.perf_counter() - begin
         work = operations(model, length)
-        figures[f"prefill_{name}_seconds"] = seconds
-        figures[f"prefill_{name}_tokens_per_second"] = length / seconds
-        figures[f"prefill_{name}_rate"] = sum(work.values()) / seconds / ceilings["bf16_flop_per_s"]
+        figures[f"{prefix}prefill_{name}_seconds"] = seconds
+        figures[f"{prefix}prefill_{name}_tokens_per_second"] = length / seconds
+        figures[f"{prefix}prefill_{name}_rate"] = sum(work.values()) / seconds / ceilings["bf16_flop_per_s"]
         for part, count in work.items():
-            figures[f"prefill_{name}_{part}_share"] = count / sum(work.values())
+            figures[f"{prefix}prefill_{name}_{part}_share"] = count / sum(work.values())
     for name, past in (("first", 0), ("last", 131072 - CHUNK)):
-        figures[f"chunk_{name}_ms"] = model.chunk_ms(CHUNK, past)
+        figures[f"{prefix}chunk_{name}_ms"] = model.chunk_ms(CHUNK, past)
+    for rows in ROWS:
+        figures[f"{prefix}linears_{rows}_rate"] = _linears(model, rows) / ceilings["bf16_flop_per_s"]
     return figures
 
 
-def main() -> int:
-    """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_json_option(parser)
-    options = parser.parse_args()
+def _linears(model: RandomModel, rows: int) -> float:
+    """Operations a second of all linears of all layers but the head, one after the other as a chunk runs them."""
+    operators = CudaOperators(model.plan, model.buffers, model._kernels, rows)  # noqa: SLF001 - what a step runs
+    layers = {kind: each for kind, each in model.linears.items() if kind != "head"}
+    a = model.plan.architecture
+    inputs = {
+        kind: torch.randn(rows, width, device="cuda").bfloat16()
+        for kind, width in (
+            ("qkv", a.hidden),
+            ("output", a.q_width),
+            ("gate_up", a.hidden),
+            ("down", a.intermediate),
+        )
+    }
+    torch.cuda.synchronize()
 
-    import torch
-    from _random_model import open_model
-    from attention import ceilings
+    def work() -> None:
+        with torch.inference_mode():
+            for index in range(a.layers):
+                for kind, x in inputs.items():
+                    operators.linear(x, layers[kind][index])
 
-    model = open_model()
-    surroundings = environment(device=torch.cuda.get_device_name(), cuda=torch.version.cuda)
-    figures = ceilings(model.gpu.torch_stream)
-    figures.update(measure(model, figures))
-    model.close()
-    return finish(figures, surroundings, BOUNDS, options.json)
+    matrices = a.layers * (a.hidden * a.qkv_width + a.q_width * a.hidden + 3 * a.hidden * a.intermediate)
+    return 2.0 * matrices * rows / (model.measured(work, 5) * 1e-3)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__, BOUNDS, measure))

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
+import runpy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from edged.errors import LedgerError
 from edged.memory.buffers import ModelPlan, step_buffers, weight_buffers
-from edged.memory.cuda_buffers import StepLayout, attention_workspace, bucket_sizes
+from edged.memory.cuda_buffers import (
+    WIDE_TILE,
+    StepLayout,
+    attention_workspace,
+    bucket_sizes,
+    packed_workspace,
+)
 from edged.memory.cuda_ledger import CUDA_CONTEXT, CUDA_RUNTIME, graph_bytes
 from edged.memory.ledger import DEVICE, HOST, make_ledger, model_bytes, model_rows
 from edged.models.architecture import Architecture
 from plugins_trt.contract import SelectionRule
 
-MINICPM4 = {
-    "model_type": "minicpm",
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "intermediate_size": 16384,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 2,
-    "vocab_size": 73448,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "scale_emb": 12,
-    "scale_depth": 1.4,
-    "dim_model_base": 256,
-}
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+MINICPM4 = runpy.run_path(str(BENCH / "_shapes.py"))["MINICPM4_8B"]
 GIB = 2**30
 PLAN = ModelPlan(
     Architecture.from_config(MINICPM4),
@@ -58,6 +51,28 @@ def test_the_arithmetic_of_minicpm4():
     # A fine key for 16 tokens, a coarse one for 64.
     assert rows["compressed keys"] == rows["KV pages"] // 2 // 16 + rows["KV pages"] // 2 // 64
     assert "compressed keys" not in {row.name for row in model_rows(replace(PLAN, selection=None))}
+
+
+def test_4_bit_weights_and_what_their_products_need():
+    quantization = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
+    packed = replace(
+        PLAN, architecture=Architecture.from_config({**MINICPM4, "quantization_config": quantization})
+    )
+    rows = {row.name: row for row in model_rows(packed)}
+    dense = {row.name: row for row in model_rows(PLAN)}
+    linears = 32 * (4608 * 4096 + 4096 * 4096 + 3 * 4096 * 16384)
+    norms = 65 * 4096
+    # Half a byte, and a word for the scale and the zero point of 128; embedding and head as they are.
+    assert rows["weights"].bytes == linears // 2 + linears // 128 * 4 + 2 * (2 * 73448 * 4096 + norms)
+    assert "in 4 bits" in rows["weights"].note
+    scratch = rows["activations and scratch"].bytes - dense["activations and scratch"].bytes
+    wide, workspace = 2 * WIDE_TILE, packed_workspace(packed)
+    assert scratch == wide + workspace
+    for multiprocessors in (8, 16, 46, 132, 188):
+        assert packed_workspace(packed, multiprocessors) <= workspace
+    # Steps of few tokens widen nothing.
+    few = replace(packed, prefill_chunk=32)
+    assert "packed_wide" not in {spec.name for spec in step_buffers(few)}
 
 
 def test_scratch_is_enough_for_every_smaller_device():
