@@ -17,8 +17,8 @@ from plugins_trt.contract import (
 )
 from plugins_trt.ternary_linear.layout import BLOCK, GROUPS, TILE, check_sizes, tiles_of
 
-MAX_ROWS = 64
-"""Rows of x of one launch."""
+SLAB = 64
+"""Rows of x that a thread block takes at most."""
 
 FEW_ROWS = 8
 """Up to here, and where x is small, the weights stream past an x that lies whole in shared memory."""
@@ -59,7 +59,7 @@ class LinearPlan:
                 return rounds * ceil_div(blocks, splits)
 
             return cls(True, min((1, 2, 4, 8), key=of_the_busiest), 0)
-        groups = ceil_div(tiles, BLOCK_TILES)
+        groups = ceil_div(tiles, BLOCK_TILES) * ceil_div(rows, SLAB)
         most = max(1, min(_MAX_SPLITS, inputs // _SPLIT_INPUTS))
 
         def time(splits: int) -> float:
@@ -93,8 +93,8 @@ class TernaryLinear:
         dtype = self.x.dtype
         if dtype not in KERNEL_DTYPES:
             raise LaunchError(f"x: dtype {dtype}, must be one of {tuple(KERNEL_DTYPES)}")
-        if len(self.x.shape) != 2 or not 1 <= self.x.shape[0] <= MAX_ROWS:
-            raise LaunchError(f"x: shape {self.x.shape}, must be 1 to {MAX_ROWS} rows")
+        if len(self.x.shape) != 2 or self.x.shape[0] < 1:
+            raise LaunchError(f"x: shape {self.x.shape}, must be rows of inputs, one at least")
         check_rows("x", self.x, dtype, (None, None))
         check_array("out", self.out, dtype, (self.rows, None), alignment=2)
         check_weights(self.tiles, self.scales, self.inputs, self.outputs, gated=self.gated)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from plugins_trt.contract import KERNEL_DTYPES, ceil_div
-from plugins_trt.ternary_linear.contract import BLOCK_TILES, FEW_BYTES, FEW_ROWS, OCTET, WARPS
+from plugins_trt.ternary_linear.contract import BLOCK_TILES, FEW_BYTES, FEW_ROWS, OCTET, SLAB, WARPS
 from plugins_trt.ternary_linear.layout import BLOCK
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def few_bytes(rows: int, inputs: int, scale_count: int) -> int:
 def many_bytes(rows: int, scale_count: int) -> int:
     """Shared memory of a launch that streams x, of a kernel of so many rows."""
     blocks, stages = _MANY[rows]
-    return stages * blocks * (rows * BLOCK * 2 + BLOCK_TILES * (512 + 128 * scale_count))
+    return stages * blocks * (rows * BLOCK * 2 + BLOCK_TILES * (512 + 32 * scale_count))
 
 
 class TernaryMultiplier:
@@ -74,8 +74,8 @@ class TernaryMultiplier:
             grid = (ceil_div(tiles * plan.splits, WARPS), 1, 1)
             self._few[args.scale_count].prepared_async_call(grid, block, stream, *packed, shared_size=shared)
             return
-        rows = next(rows for rows in _MANY if args.rows <= rows)
-        grid = (ceil_div(tiles, BLOCK_TILES), plan.splits, 1)
+        rows = next((rows for rows in _MANY if args.rows <= rows), SLAB)
+        grid = (ceil_div(tiles, BLOCK_TILES) * ceil_div(args.rows, rows), plan.splits, 1)
         shared = many_bytes(rows, args.scale_count)
         self._many[rows].prepared_async_call(grid, block, stream, *packed, shared_size=shared)
         if plan.splits > 1:

@@ -1,4 +1,4 @@
-// The product of several rows of x with ternary weights, up to 64 of them in a thread block.
+// The product of rows of x with ternary weights, up to 64 of them in a thread block.
 //
 // A thread block takes 8 tiles, 128 outputs, and a share of the inputs. Its warps are four pairs, of two tiles each; the
 // warps of a pair take a half of the inputs of a round each and add up at the end, or of 64 rows a half of the rows. x goes
@@ -23,7 +23,7 @@ struct Shape {
     static constexpr int kPieces = kRowBytes / 16;  // of a row
 };
 
-// Grid: (ceil(tiles / 8), splits).
+// Grid: (ceil(tiles / 8) times as many as there are slabs of rows, which come first, splits).
 template <typename T, int kTiles, bool kRowHalves>
 __device__ __forceinline__ void many(const Linear& args) {
     using S = Shape<kTiles, kRowHalves>;
@@ -31,39 +31,66 @@ __device__ __forceinline__ void many(const Linear& args) {
     int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     int g = lane >> 2, t = lane & 3;
     int half = warp / 4, pair = warp % 4;
-    int first_tile = (int)blockIdx.x * kTilesOfBlock + pair * 2;
+    int slabs = ceil_div(args.rows, S::kRows);
+    int slab = (int)blockIdx.x % slabs, tiles_before = (int)blockIdx.x / slabs * kTilesOfBlock;
+    int first_row = slab * S::kRows, rows_here = min_int(args.rows - first_row, S::kRows);
+    int first_tile = tiles_before + pair * 2;
     int rounds = ceil_div(args.blocks, S::kBlocks);
     int begin = (int)((i64)rounds * blockIdx.y / args.splits);
     int end = (int)((i64)rounds * (blockIdx.y + 1) / args.splits);
     u32 base = shared_address(ring);
-    u32 scale_bytes = args.scale_count * 128;  // of a tile's block
+    u32 scale_bytes = args.scale_count * 32;  // of a tile's block
     u32 stage_bytes = S::kXBytes + S::kWordBytes + kTilesOfBlock * S::kBlocks * scale_bytes;
 
-    // Tile m of the pair and block b of a round lie at [pair, m, b].
-    auto copy_weights = [&](int round, u32 stage) {
+    // Tile m of the pair and block b of a round lie at [pair, m, b]. A warp copies b `half` of both tiles, or of one block
+    // the tile `half`. Tiles behind the last are the last again: their products are not stored.
+    constexpr int kCopied = kRowHalves ? 1 : 2;  // tiles
+    int block = begin * S::kBlocks + (kRowHalves ? 0 : half);
+    int pieces = 2 * args.scale_count;  // of the scales of a tile's block
+    int scaled_tile = kRowHalves || lane < pieces ? 0 : 1, piece_of_scales = lane - scaled_tile * pieces;
+    bool copies_scales = lane < kCopied * pieces;
+    u32 place = (pair * 2 + (kRowHalves ? half : 0)) * S::kBlocks + (kRowHalves ? 0 : half);
+    u32 words_to = S::kXBytes + place * 512 + lane * 16;
+    u32 scales_to = S::kXBytes + S::kWordBytes + (place + scaled_tile * S::kBlocks) * scale_bytes + piece_of_scales * 16;
+    auto first_block = [&](int m) {
+        int tile = min_int(first_tile + m + (kRowHalves ? half : 0), args.tile_count - 1);
+        return (i64)tile * args.blocks + block;
+    };
+    const uint4* words_from[kCopied];
 #pragma unroll
-        for (int i = 0; i < (kRowHalves ? 1 : 2); ++i) {
-            int m = kRowHalves ? half : i, b = kRowHalves ? 0 : half;
-            int tile = first_tile + m, block = round * S::kBlocks + b;
-            bool valid = round < end && block < args.blocks && tile < args.tile_count;
-            i64 at = valid ? (i64)tile * args.blocks + block : 0;
-            int place = (pair * 2 + m) * S::kBlocks + b;
-            copy_async(stage + S::kXBytes + place * 512 + lane * 16, args.tiles + at * 32 + lane, valid);
-            for (int j = 0; j < args.scale_count; ++j)
-                copy_few_async<4>(stage + S::kXBytes + S::kWordBytes + place * scale_bytes + j * 128 + lane * 4,
-                                  args.scales + (at * 8 + g) * args.scale_count + j, valid);
+    for (int m = 0; m < kCopied; ++m) words_from[m] = args.tiles + first_block(m) * 32 + lane;
+    const uint4* scales_from =
+        reinterpret_cast<const uint4*>(args.scales) + first_block(scaled_tile) * pieces + piece_of_scales;
+    auto copy_weights = [&](int round, u32 stage) {
+        if (round < end) {
+            bool valid = S::kBlocks == 1 || block < args.blocks;
+#pragma unroll
+            for (int m = 0; m < kCopied; ++m) {
+                copy_async(stage + words_to + m * (S::kBlocks * 512), words_from[m], valid);
+                words_from[m] += S::kBlocks * 32;
+            }
+            if (copies_scales) copy_async(stage + scales_to, scales_from, valid);
+            scales_from += S::kBlocks * pieces;
+            block += S::kBlocks;
         }
     };
+    constexpr int kRowsAtOnce = kThreads / S::kPieces;
+    int own_row = (int)threadIdx.x / S::kPieces, piece = threadIdx.x % S::kPieces;
+    int input = begin * (S::kBlocks * kBlock) + piece * 8;
+    const u16* x_from = args.x + (first_row + own_row) * args.x_stride + input;
+    u32 x_to = own_row * S::kRowBytes + ((piece ^ ((own_row & 1) << 2)) << 4);
     auto copy_rows = [&](int round, u32 stage) {
-        int piece = threadIdx.x % S::kPieces;
-        int input = round * (S::kBlocks * kBlock) + piece * 8;
-        bool has_inputs = round < end && input < args.inputs;
+        if (round < end) {
+            const u16* from = x_from;
 #pragma unroll
-        for (int i = 0; i < S::kRows * S::kPieces / kThreads; ++i) {
-            int row = i * (kThreads / S::kPieces) + (int)threadIdx.x / S::kPieces;
-            bool valid = has_inputs && row < args.rows;
-            const u16* from = args.x + (valid ? row * args.x_stride + input : 0);
-            copy_async(stage + row * S::kRowBytes + ((piece ^ ((row & 1) << 2)) << 4), from, valid);
+            for (int i = 0; i < S::kRows / kRowsAtOnce; ++i) {
+                // (Rows behind the last are what lies there: their products are not stored.)
+                if (own_row + i * kRowsAtOnce < rows_here)
+                    copy_async(stage + x_to + i * (kRowsAtOnce * S::kRowBytes), from, input < args.inputs);
+                from += kRowsAtOnce * args.x_stride;
+            }
+            x_from += S::kBlocks * kBlock;
+            input += S::kBlocks * kBlock;
         }
     };
 
@@ -120,7 +147,8 @@ __device__ __forceinline__ void many(const Linear& args) {
 #pragma unroll
                 for (int m = 0; m < 2; ++m) {
                     u32 both = *reinterpret_cast<const u32*>(stage + S::kXBytes + S::kWordBytes +
-                                                             ((pair * 2 + m) * S::kBlocks + b) * scale_bytes + j * 128 + lane * 4);
+                                                             ((pair * 2 + m) * S::kBlocks + b) * scale_bytes +
+                                                             (g * args.scale_count + j) * 4);
                     float low = F16::low(both), high = F16::high(both);
 #pragma unroll
                     for (int n = 0; n < kTiles; ++n)
@@ -149,7 +177,7 @@ __device__ __forceinline__ void many(const Linear& args) {
 
     // The sums in shared memory: [row, output of the block].
     float* sums = reinterpret_cast<float*>(ring);
-    auto place = [&](int m, int n, int e) {
+    auto of_sum = [&](int m, int n, int e) {
         int row = 8 * n + 2 * t + (e & 1) + (kRowHalves ? half * kTiles * 8 : 0);
         return row * kSumStride + (pair * 2 + m) * kTile + g + kHalf * (e >> 1);
     };
@@ -159,7 +187,7 @@ __device__ __forceinline__ void many(const Linear& args) {
 #pragma unroll
             for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-                for (int e = 0; e < 4; ++e) sums[place(m, n, e)] = acc[m][n][e];
+                for (int e = 0; e < 4; ++e) sums[of_sum(m, n, e)] = acc[m][n][e];
     }
     __syncthreads();
     if constexpr (!kRowHalves) {
@@ -169,27 +197,28 @@ __device__ __forceinline__ void many(const Linear& args) {
 #pragma unroll
                 for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) sums[place(m, n, e)] += acc[m][n][e];
+                    for (int e = 0; e < 4; ++e) sums[of_sum(m, n, e)] += acc[m][n][e];
         }
         __syncthreads();
     }
-    int width = kTile * args.tile_count, first = (int)blockIdx.x * kOutputs;
+    int width = kTile * args.tile_count, first = tiles_before * kTile;
     if (args.splits > 1) {
-        for (int i = threadIdx.x; i < args.rows * kOutputs; i += kThreads) {
+        for (int i = threadIdx.x; i < rows_here * kOutputs; i += kThreads) {
             int row = i / kOutputs, output = i % kOutputs;
             if (first + output < width)
-                args.partial[((i64)blockIdx.y * args.rows + row) * width + first + output] = sums[row * kSumStride + output];
+                args.partial[((i64)blockIdx.y * args.rows + first_row + row) * width + first + output] =
+                    sums[row * kSumStride + output];
         }
         return;
     }
     int columns = args.gated ? kOutputs / 2 : kOutputs;
-    for (int i = threadIdx.x; i < args.rows * columns; i += kThreads) {
+    for (int i = threadIdx.x; i < rows_here * columns; i += kThreads) {
         int row = i / columns, column = i % columns;
-        int output = (int)blockIdx.x * columns + column;
+        int output = tiles_before * (args.gated ? kHalf : kTile) + column;
         if (output >= args.outputs) continue;
         const float* of_row = sums + row * kSumStride;
         int at = args.gated ? column / kHalf * kTile + column % kHalf : column;
-        store_output<T>(args, row, output, of_row[at], args.gated ? of_row[at + kHalf] : 0.0f);
+        store_output<T>(args, first_row + row, output, of_row[at], args.gated ? of_row[at + kHalf] : 0.0f);
     }
 }
 
