@@ -12,6 +12,7 @@ import struct
 from functools import lru_cache
 from typing import Any
 
+_CLUSTER_DIMENSION = 4
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 _PARAM_END, _PARAM_BUFFER_POINTER, _PARAM_BUFFER_SIZE = 0, 1, 2
@@ -25,8 +26,8 @@ class _Attribute(ctypes.Structure):
     _fields_ = (
         ("id", ctypes.c_int),
         ("pad", ctypes.c_char * 4),
-        ("value", ctypes.c_int),
-        ("rest", ctypes.c_char * 60),
+        ("value", ctypes.c_uint * 3),
+        ("rest", ctypes.c_char * 52),
     )
 
 
@@ -79,7 +80,14 @@ class Module:
         return handle
 
 
-_ALLOWED = (_Attribute * 1)(_Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION, value=1))
+_OVERLAP = _Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION, value=(1, 0, 0))
+
+
+@lru_cache(maxsize=16)
+def _attributes(cluster: tuple[int, int, int]) -> Any:  # noqa: ANN401 -- an array of ctypes
+    if cluster == (1, 1, 1):
+        return (_Attribute * 1)(_OVERLAP)
+    return (_Attribute * 2)(_OVERLAP, _Attribute(id=_CLUSTER_DIMENSION, value=cluster))
 
 
 def launch(
@@ -90,15 +98,31 @@ def launch(
     *,
     arguments: bytes,
     shared_bytes: int,
+    cluster: tuple[int, int, int] = (1, 1, 1),
 ) -> None:
     """Enqueues a kernel that may start before the one before it has ended.
+
+    Args:
+        function: The kernel.
+        grid: Thread blocks.
+        block: Threads of a block.
+        stream: A PyCUDA stream, or None for the default one.
+        arguments: As `pack` gives them.
+        shared_bytes: Dynamic shared memory.
+        cluster: Thread blocks that run together and read each other's shared memory; they divide `grid`.
 
     Raises:
         DriverError: The driver refused the launch.
     """
     handle = 0 if stream is None else int(stream.handle)
+    attributes = _attributes(cluster)
     config = _Config(
-        (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block), shared_bytes, handle or None, _ALLOWED, 1
+        (ctypes.c_uint * 3)(*grid),
+        (ctypes.c_uint * 3)(*block),
+        shared_bytes,
+        handle or None,
+        attributes,
+        len(attributes),
     )
     buffer = ctypes.create_string_buffer(arguments, len(arguments))
     size = ctypes.c_size_t(len(arguments))

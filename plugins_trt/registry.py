@@ -122,6 +122,11 @@ class Kernel:
         self._handle = self._overlapped() if overlaps and self._overlapped is not None else None
         return self
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether it is launched so that it may overlap the kernel before; such launches may be of clusters."""
+        return self._handle is not None
+
     def prepared_async_call(
         self,
         grid: tuple[int, int, int],
@@ -129,6 +134,7 @@ class Kernel:
         stream: Any,  # noqa: ANN401 -- PyCUDA is untyped
         *arguments: float,
         shared_size: int = 0,
+        cluster: tuple[int, int, int] = (1, 1, 1),
     ) -> None:
         """Enqueues the kernel.
 
@@ -138,12 +144,23 @@ class Kernel:
             stream: A PyCUDA stream, or None for the default one.
             *arguments: As `prepare` was told.
             shared_size: Bytes of dynamic shared memory.
+            cluster: Thread blocks of a cluster, where the kernel `overlaps`.
         """
         if self._handle is None:
+            if cluster != (1, 1, 1):
+                raise KernelsError(f"a cluster of {cluster} thread blocks: this device has none")
             self._function.prepared_async_call(grid, block, stream, *arguments, shared_size=shared_size)
         else:
             packed = overlap.pack(self._layout, arguments)
-            overlap.launch(self._handle, grid, block, stream, arguments=packed, shared_bytes=shared_size)
+            overlap.launch(
+                self._handle,
+                grid,
+                block,
+                stream,
+                arguments=packed,
+                shared_bytes=shared_size,
+                cluster=cluster,
+            )
 
 
 @dataclass
