@@ -34,6 +34,8 @@ BOUNDS = {
 def demo_model(given: Path | None) -> Iterator[Path]:
     """The folder that was given, or the demo model imported for this run."""
     if given is not None:
+        if not (given / "config.json").is_file():
+            raise SystemExit(f"--model {given}: no model folder (config.json is not in it)")
         yield given
         return
     from edged.checkpoint.demo import demo_gguf

@@ -164,7 +164,8 @@ class EngineStore:
             # Says now, and not after the build, that nothing can be written.
             probe = self.folder / f"{_BUILDING}{key.digest}.{secrets.token_hex(4)}"
             probe.mkdir()
-            probe.rmdir()
+            with contextlib.suppress(FileNotFoundError):  # who builds this key sweeps such folders away
+                probe.rmdir()
         with contextlib.ExitStack() as stack:
             with self._writing():
                 stack.enter_context(locked(self._lock_of(key.digest), waiting=waiting, cancelled=cancelled))

@@ -213,7 +213,7 @@ REFUSALS = [
     (["x", "--model", "gpt-9"], ExitCode.REFUSED, "gpt-9"),
     (["x", "--stop", ""], ExitCode.REFUSED, "stop"),
     (["x", *["--stop", "a"] * 40], ExitCode.REFUSED, "16"),
-    (["x", "--timeout", "1ms"], ExitCode.FAILED, "0.001 s"),
+    (["x", "--timeout", "1ms"], ExitCode.FAILED, "deadline"),
 ]
 
 

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -381,6 +382,16 @@ class TestProcesses:
         assert [exit_of(child) for child in children] == [0] * 5
         assert log.read_text() == "built\n"
         assert len(store.entries()) == 1
+
+    def test_a_crowd_that_comes_to_build_one_key_fails_nowhere(self, tmp_path: Path) -> None:
+        def come() -> None:
+            for _ in range(100):
+                with EngineStore(tmp_path).building(KEY):
+                    pass
+
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(come) for _ in range(4)]:
+                done.result(timeout=60)
 
     def test_different_keys_are_built_at_the_same_time(self, tmp_path: Path) -> None:
         store = EngineStore(tmp_path)

@@ -262,7 +262,7 @@ def test_edgectl_takes_them_from_its_command_line(house, tmp_path, monkeypatch, 
     token.write_text(house["secrets"]["all"] + "\n")
     address = house["addresses"]["tls token"]
     words = ["status", "--address", address, "--tls-ca", str(house["ca"])]
-    assert main(words) == 2
+    assert main(words) == 3
     assert "authorization" in capsys.readouterr().err
     assert main([*words, "--token-file", str(token)]) == 0
     assert "serving" in capsys.readouterr().out
