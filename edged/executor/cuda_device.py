@@ -18,6 +18,7 @@ from plugins_trt.rms_norm.launch import RmsNormalizer
 from plugins_trt.sample.launch import Sampler
 from plugins_trt.silu_mul.launch import SiluMultiplier
 from plugins_trt.skinny_linear.launch import SkinnyLinearMultiplier
+from plugins_trt.ternary_linear.launch import TernaryMultiplier, TernaryWidener
 from plugins_trt.w4a16_linear.launch import W4A16Multiplier
 from plugins_trt.w4a16_widen.launch import W4A16Widener
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from plugins_trt.sample.contract import Sample
     from plugins_trt.silu_mul.contract import SiluMul
     from plugins_trt.skinny_linear.contract import SkinnyGated, SkinnyLinear
+    from plugins_trt.ternary_linear.contract import TernaryLinear, TernaryWiden
     from plugins_trt.w4a16_linear.contract import W4A16Linear
     from plugins_trt.w4a16_widen.contract import W4A16Widen
 
@@ -54,9 +56,9 @@ class StepKernels:
     linear: Callable[[SkinnyLinear], None]
     gated: Callable[[SkinnyGated], None]
     sample: Callable[[Sample], None]
-    packed: Callable[[W4A16Linear], None]
-    """Of models with 4-bit weights, and so is what follows."""
-    widen: Callable[[W4A16Widen], None]
+    packed: Callable[[W4A16Linear | TernaryLinear], None]
+    """Of a model's packed weights, which are of one kind; and so is what follows."""
+    widen: Callable[[W4A16Widen | TernaryWiden], None]
 
 
 class Device(Protocol):
@@ -206,7 +208,12 @@ class CudaDevice:
                 dtype=plan.dtype,
             )
             attend = Attender(
-                self._kernels, dtype=plan.dtype, heads=a.heads, kv_heads=a.kv_heads, head_dim=a.head_dim
+                self._kernels,
+                dtype=plan.dtype,
+                heads=a.heads,
+                kv_heads=a.kv_heads,
+                head_dim=a.head_dim,
+                kv_dtype=plan.quantized_kv,
             )
             packed, widen = self._packed_kernels(plan)
         except KernelsError as error:
@@ -225,10 +232,17 @@ class CudaDevice:
         )
 
     def _packed_kernels(self, plan: ModelPlan) -> tuple[Any, Any]:
-        """Those of 4-bit weights: a model without any loads none."""
-        if plan.architecture.quantization is None:
+        """Those of packed weights: a model without any loads none."""
+        quantization = plan.architecture.quantization
+        if quantization is None:
             return _absent, _absent
         find = self._kernels.operator
+        if quantization.ternary:
+            found = find("ternary_linear")
+            return (
+                TernaryMultiplier(found, multiprocessors=self.multiprocessors, dtype=plan.dtype),
+                TernaryWidener(found, dtype=plan.dtype),
+            )
         multiply = W4A16Multiplier(
             find("w4a16_linear"),
             multiprocessors=self.multiprocessors,

@@ -17,6 +17,7 @@ import torch
 from edged.memory.cuda_buffers import wide_rows
 from plugins_trt.contract import DeviceArray
 from plugins_trt.skinny_linear.contract import MAX_ROWS, STEP, SkinnyGated, SkinnyLinear
+from plugins_trt.ternary_linear.contract import TernaryLinear, TernaryWiden
 from plugins_trt.w4a16_linear.contract import MAX_ROWS as MAX_PACKED_ROWS
 from plugins_trt.w4a16_linear.contract import W4A16Linear
 from plugins_trt.w4a16_widen.contract import W4A16Widen
@@ -105,17 +106,17 @@ class CudaLinear:
         *,
         gated: bool = False,
     ) -> None:
-        self._kernels.packed(
-            W4A16Linear(
-                x=_of(x),
-                tiles=_of(packed.tiles),
-                groups=_of(packed.groups),
-                out=_of(out),
-                bias=None if layer.bias is None else _of(layer.bias),
-                workspace=None if self._workspace is None else _of(self._workspace),
-                gated=gated,
+        tiles, groups = _of(packed.tiles), _of(packed.groups)
+        bias = None if layer.bias is None else _of(layer.bias)
+        workspace = None if self._workspace is None else _of(self._workspace)
+        if packed.form.ternary:
+            self._kernels.packed(
+                TernaryLinear(_of(x), tiles, groups, _of(out), bias, workspace=workspace, gated=gated)
             )
-        )
+        else:
+            self._kernels.packed(
+                W4A16Linear(_of(x), tiles, groups, _of(out), bias, workspace=workspace, gated=gated)
+            )
 
     def _widened_product(
         self, x: torch.Tensor, packed: PackedTensors, layer: Linear[torch.Tensor], out: torch.Tensor
@@ -128,10 +129,9 @@ class CudaLinear:
             rows = slice(first, min(first + step, form.outputs))
             count = rows.stop - rows.start
             wide = self._wide[: count * form.inputs].view(count, form.inputs)
+            widen = TernaryWiden if form.ternary else W4A16Widen
             self._kernels.widen(
-                W4A16Widen(
-                    _of(packed.tiles), _of(packed.groups), _of(wide), form.outputs, first, gated=form.gated
-                )
+                widen(_of(packed.tiles), _of(packed.groups), _of(wide), form.outputs, first, gated=form.gated)
             )
             bias = None if layer.bias is None else layer.bias[rows]
             _product(x, wide, bias, out[:, rows])

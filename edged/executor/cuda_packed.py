@@ -1,4 +1,4 @@
-"""4-bit weights on a GPU: from a checkpoint's one form into the layout that the kernels read, some megabytes at a time.
+"""Packed weights on a GPU: from a checkpoint's one form into the layouts that the kernels read, some megabytes at a time.
 
 A piece goes through page-locked memory to the device, which turns it over and puts each word into its final place. So no
 weight is held twice, neither here nor there.
@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from edged.memory.cuda_weights import GROUPS, cuda_packed
-from edged.models.quantization import WORD_WEIGHTS
+from edged.models.quantization import TERNARY_WORD_WEIGHTS, WORD_WEIGHTS
+from plugins_trt.ternary_linear.layout import BLOCK
 from plugins_trt.w4a16_linear.layout import STEP
 
 if TYPE_CHECKING:
@@ -29,17 +30,16 @@ _STAGED = 1 << 20
 """Words of a piece that page-locked memory is made for."""
 _WIDENED = 1 << 17
 """Words that are widened at a time."""
-_TILE_WORDS = 128
-_LANE_WORDS = 4
+_TILE_WORDS, _LANE_WORDS = 128, 4
 
 
 @dataclass(frozen=True)
 class PackedTensors:
-    """A weight as the kernels read it (:mod:`plugins_trt.w4a16_linear.layout`)."""
+    """A weight as the kernels read it."""
 
     form: CudaPacked
-    tiles: torch.Tensor  # int32 [tiles, K / 64, 32, 4]
-    groups: torch.Tensor  # int32 [tiles, K / G, 8, 2]
+    tiles: torch.Tensor  # int32 [tiles, K / 64, 32, 4], ternary [tiles, K / 128, 32, 4]
+    groups: torch.Tensor  # int32 [tiles, K / G, 8, 2], ternary [tiles, K / 128, 8, 128 / G]
 
 
 def packed_tensors(plan: ModelPlan, buffers: Mapping[str, torch.Tensor]) -> dict[str, PackedTensors]:
@@ -51,7 +51,7 @@ def packed_tensors(plan: ModelPlan, buffers: Mapping[str, torch.Tensor]) -> dict
 
 
 class PackedLoader:
-    """Puts the 4-bit modules of a checkpoint into the device's buffers.
+    """Puts the packed modules of a checkpoint into the device's buffers.
 
     Args:
         plan: The model's plan.
@@ -63,7 +63,7 @@ class PackedLoader:
         self._packed = packed_tensors(plan, buffers)
         self._buffers = buffers
         self._device = device
-        self._staging: Words = device.host_words(_STAGED)
+        self._staging: Words = device.host_words(_STAGED if self._packed else 0)
 
     def __call__(self, linear: PackedLinear, module: PackedModule) -> None:
         """Read a module to its end; the device may still be busy with it then."""
@@ -71,36 +71,42 @@ class PackedLoader:
         if weight is None:
             self._widen(linear, module, self._buffers[linear.weight])
             return
-        groups, tiles = weight.groups, weight.tiles
         rows = _Rows(weight.form, linear.start, self._device.torch_device)
-        words = _group_words(module, groups.shape[1])
-        for first in range(0, len(words), _rows_of_a_piece(words.shape[1])):
-            piece = words[first : first + _rows_of_a_piece(words.shape[1])]
-            columns = torch.arange(piece.shape[1], device=groups.device) * (8 * 2)
-            places = rows.places(first, len(piece), groups.shape[1] * 8 * 2, lane=2, half=1)
-            _scatter(groups, places, columns, self._bring(piece))
+        if weight.form.ternary:
+            _store_scales(weight.groups, rows, module)
+        else:
+            _store_groups(weight.groups, rows, module)
         for output, word, tile in module.tiles:
             places = rows.places(
-                output, len(tile), tiles.shape[1] * _TILE_WORDS, lane=4 * _LANE_WORDS, half=_LANE_WORDS // 2
+                output, len(tile), weight.tiles[0].numel(), lane=4 * _LANE_WORDS, half=_LANE_WORDS // 2
             )
-            columns = _columns(word, tile.shape[1], tiles.device)
-            _scatter(tiles, places, columns, even_below_odd(self._bring(tile)))
+            if weight.form.ternary:
+                assert word == 0, "ternary outputs come whole"  # noqa: S101
+                words = ternary_words(self._bring(tile))
+                columns = _ternary_columns(weight.tiles.shape[1], words.device)
+            else:
+                words = even_below_odd(self._bring(tile))
+                columns = _columns(word, tile.shape[1], words.device)
+            _scatter(weight.tiles, places, columns, words)
 
     def _widen(self, linear: PackedLinear, module: PackedModule, target: torch.Tensor) -> None:
         """A module whose weight is not packed here: ``scale * (q - zero)``, rounded once."""
-        scales = torch.from_numpy(module.scales).to(target.device).float()  # [N, K/G]
-        assert module.zeros is not None  # noqa: S101 - ternary ones are refused before
-        zeros = torch.from_numpy(module.zeros).to(target.device).float()
-        shifts = torch.arange(0, 4 * WORD_WEIGHTS, 4, dtype=torch.int32, device=target.device)
+        device = target.device
+        scales = torch.from_numpy(module.scales).to(device).float()  # [N, K/G]
+        zeros = None if module.zeros is None else torch.from_numpy(module.zeros).to(device).float()
+        of_word = TERNARY_WORD_WEIGHTS if zeros is None else WORD_WEIGHTS
+        bits = 32 // of_word
+        shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=device)
         for output, word, tile in module.tiles:
-            columns = slice(WORD_WEIGHTS * word, WORD_WEIGHTS * (word + tile.shape[1]))
-            groups = torch.arange(columns.start, columns.stop, device=target.device) // linear.shape.group
+            columns = slice(of_word * word, of_word * (word + tile.shape[1]))
+            groups = torch.arange(columns.start, columns.stop, device=device) // linear.shape.group
             step = max(1, _WIDENED // tile.shape[1])
             for start in range(0, len(tile), step):
                 piece = self._bring(tile[start : start + step])  # [n, words]
-                numbers = ((piece[..., None] >> shifts) & 15).flatten(1).float()  # [n, 8 words]
+                wide = ((piece[..., None] >> shifts) & ((1 << bits) - 1)).flatten(1).float()  # [n, columns]
                 here = slice(output + start, output + start + len(piece))
-                wide = (numbers - zeros[here][:, groups]) * scales[here][:, groups]
+                wide -= 1.0 if zeros is None else zeros[here][:, groups]
+                wide *= scales[here][:, groups]
                 target[linear.start + here.start : linear.start + here.stop, columns].copy_(wide)
 
     def _bring(self, words: np.ndarray) -> torch.Tensor:
@@ -122,15 +128,15 @@ class _Rows:
     def __init__(self, form: CudaPacked, start: int, device: torch.device) -> None:
         self._form, self._start, self._device = form, start, device
 
-    def places(self, first: int, count: int, tile_words: int, *, lane: int, half: int) -> torch.Tensor:
-        """The first word of each of ``count`` outputs, int64 ``[count]``.
+    def places(self, first: int, count: int, tile: int, *, lane: int, half: int) -> torch.Tensor:
+        """The first place of each of ``count`` outputs, int64 ``[count]``.
 
         Args:
             first: The first one in the module.
             count: How many.
-            tile_words: Words from a tile to the next.
-            lane: Words from an output of a half of a tile to the next.
-            half: Words from a half to the other.
+            tile: Places from a tile to the next.
+            lane: Places from an output of a half of a tile to the next.
+            half: Places from a half to the other.
         """
         start = self._start + first
         rows = torch.arange(start, start + count, device=self._device)
@@ -138,11 +144,11 @@ class _Rows:
             outputs = self._form.outputs // 2
             upper = rows // outputs
             rows = rows % outputs
-            tile = rows // 8
+            tiles = rows // 8
         else:
             upper = rows // 8 % 2
-            tile = rows // 16
-        return tile * tile_words + rows % 8 * lane + upper * half
+            tiles = rows // 16
+        return tiles * tile + rows % 8 * lane + upper * half
 
 
 def even_below_odd(words: torch.Tensor) -> torch.Tensor:
@@ -159,6 +165,26 @@ def _halves(words: torch.Tensor) -> torch.Tensor:
     return octets.bitwise_and_(0x0000FFFF)
 
 
+def ternary_words(words: torch.Tensor) -> torch.Tensor:
+    """Rows of words of sixteen codes in order, int32 ``[n, K / 16]``, as tiles have them: ``[n, 8 blocks]``.
+
+    Of a block of 128 inputs, the words of ``64 q + 8 t ..`` (eight codes in their higher halves' upper octets) and
+    ``64 q + 32 + 8 t ..``, by q and t.
+    """
+    blocks = -(-words.shape[1] * TERNARY_WORD_WEIGHTS // BLOCK)
+    # A code's bits are turned from 0, 1, 2 for -1, 0, +1 into 3, 0, 1: sign, and whether it is not 0.
+    low, high = words & 0x55555555, (words >> 1) & 0x55555555
+    turned = (low ^ 0x55555555) | (((low | high) ^ 0x55555555) << 1)
+    eights = torch.zeros((len(words), blocks, 2, 2, 4), dtype=torch.int32, device=words.device)
+    flat = eights.view(len(words), -1)[:, : 2 * words.shape[1]]
+    for number in range(8):
+        place = 14 - 2 * (number // 2) + 16 * (number % 2)
+        for half in range(2):
+            flat[:, half::2] |= ((turned >> (16 * half + 2 * number)) & 3) << place
+    first, second = eights[:, :, :, 0], eights[:, :, :, 1]  # [n, blocks, q, t]
+    return (first | ((second >> 8) & 0x00FFFFFF)).view(len(words), -1)
+
+
 def _columns(word: int, count: int, device: torch.device) -> torch.Tensor:
     """Where the words of eight inputs lie in an output's part of a tile, from ``word`` on: int64 ``[count]``."""
     words = torch.arange(word, word + count, device=device)
@@ -166,18 +192,46 @@ def _columns(word: int, count: int, device: torch.device) -> torch.Tensor:
     return words // step * _TILE_WORDS + words % step // 2 * _LANE_WORDS + words % 2
 
 
+def _ternary_columns(blocks: int, device: torch.device) -> torch.Tensor:
+    """The same of :func:`ternary_words`: by block, q and t."""
+    words = torch.arange(8 * blocks, device=device)
+    return words // 8 * _TILE_WORDS + words % 4 * _LANE_WORDS + words % 8 // 4
+
+
+def _store_groups(target: torch.Tensor, rows: _Rows, module: PackedModule) -> None:
+    """Scale and zero point of each output and group in a word; a group of the file may be several of the kernels'."""
+    assert module.zeros is not None  # noqa: S101 - 4-bit modules have them
+    words = module.scales.view(np.uint16).astype(np.uint32)
+    words |= module.zeros.astype(np.uint32) << np.uint32(16)
+    groups = target.shape[1]
+    words = np.repeat(words, groups // words.shape[1], axis=1).view(np.int32)  # [N, groups]
+    columns = torch.arange(groups, device=target.device) * (8 * 2)
+    _store_rows(target, rows, words, columns, lane=2, half=1)
+
+
+def _store_scales(target: torch.Tensor, rows: _Rows, module: PackedModule) -> None:
+    """The scales of a ternary module: 16 bits each, of outputs g and g + 8 in one word."""
+    _, blocks, _, count = target.shape
+    words = module.scales.view(np.int16)
+    if words.shape[1] > 1:
+        # A group of several blocks has its scale in each; what fills the last block up stays 0.
+        words = np.repeat(words, max(1, blocks * count // words.shape[1]), axis=1)
+    places = torch.arange(words.shape[1], device=target.device)
+    columns = places // count * (8 * count * 2) + places % count * 2
+    _store_rows(target.view(torch.int16), rows, words, columns, lane=2 * count, half=1)
+
+
+def _store_rows(
+    target: torch.Tensor, rows: _Rows, words: np.ndarray, columns: torch.Tensor, *, lane: int, half: int
+) -> None:
+    """Put ``words`` ``[N, m]``, of all outputs of a module, into their places, some of them at a time."""
+    step = max(1, _STAGED // words.shape[1])
+    for first in range(0, len(words), step):
+        piece = torch.from_numpy(words[first : first + step]).to(target.device)
+        places = rows.places(first, len(piece), target[0].numel(), lane=lane, half=half)
+        _scatter(target, places, columns, piece)
+
+
 def _scatter(target: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, words: torch.Tensor) -> None:
     """Put ``words`` ``[n, m]`` where ``rows[i] + columns[j]`` says."""
     target.view(-1)[rows[:, None] + columns[None, :]] = words
-
-
-def _group_words(module: PackedModule, groups: int) -> np.ndarray:
-    """Scale and zero point of each output and group of the kernels in a word: uint32 ``[N, groups]``."""
-    assert module.zeros is not None  # noqa: S101 - ternary ones are refused before
-    words = module.scales.view(np.uint16).astype(np.uint32)
-    words |= module.zeros.astype(np.uint32) << np.uint32(16)
-    return np.repeat(words, groups // words.shape[1], axis=1)
-
-
-def _rows_of_a_piece(columns: int) -> int:
-    return max(1, _STAGED // columns)

@@ -7,6 +7,7 @@ multiprocessors that any supported device has; the executor checks that its devi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from edged.memory.cuda_weights import cuda_packed
@@ -21,6 +22,7 @@ from edged.memory.specs import (
 from plugins_trt.arena import COARSE_SLOTS, FINE_SLOTS
 from plugins_trt.attention.contract import Layout
 from plugins_trt.contract import MAX_DECODE, ceil_div, round_up
+from plugins_trt.ternary_linear.contract import LinearPlan as TernaryPlan
 from plugins_trt.w4a16_linear.contract import MAX_ROWS, LinearPlan
 from plugins_trt.w4a16_widen.contract import OCTET
 
@@ -119,17 +121,20 @@ def attention_workspace(plan: ModelPlan, tokens: int, multiprocessors: int = MUL
     ).total
 
 
-def packed_workspace(plan: ModelPlan, multiprocessors: int = MULTIPROCESSORS) -> int:
+def packed_workspace(plan: ModelPlan) -> int:
     """Bytes of scratch memory that a product with a packed weight needs in any bucket."""
+    rows = {min(MAX_ROWS, size) for size in bucket_sizes(plan)}
+    shapes = {(each.ternary, each.outputs, each.inputs) for each in cuda_packed(plan.architecture)}
+    return max((product_workspace(*shape, each) for shape in shapes for each in rows), default=0)
+
+
+@lru_cache(maxsize=256)
+def product_workspace(ternary: bool, outputs: int, inputs: int, rows: int) -> int:
+    """Bytes that the product of some rows needs on any device: not the largest device shares the inputs out most."""
+    of = TernaryPlan.of if ternary else LinearPlan.of
     return max(
-        (
-            LinearPlan.of(
-                rows=rows, outputs=each.outputs, inputs=each.inputs, multiprocessors=multiprocessors
-            ).workspace_bytes
-            for each in cuda_packed(plan.architecture)
-            for rows in {min(MAX_ROWS, size) for size in bucket_sizes(plan)}
-        ),
-        default=0,
+        of(rows=rows, outputs=outputs, inputs=inputs, multiprocessors=count).workspace_bytes
+        for count in range(1, MULTIPROCESSORS + 1)
     )
 
 
@@ -163,6 +168,7 @@ def cuda_step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
     rows = logit_rows(plan, tokens)
     stored = plan.dtype
     arena = (a.layers, plan.pages, a.kv_heads)
+    scales = ("key_scales", "value_scales") if plan.quantized_kv else ()
     fine, coarse, places = "fine", "coarse", arena
     if plan.selection is None:
         fine, coarse, places = UNREAD_FINE, UNREAD_COARSE, (1, 1, 1)
@@ -173,8 +179,9 @@ def cuda_step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
         return BufferSpec(name, ACTIVATIONS, (of * width,), dtype)
 
     return (
-        BufferSpec("keys", KV_PAGES, (*arena, PAGE_TOKENS, a.head_dim), stored),
-        BufferSpec("values", KV_PAGES, (*arena, PAGE_TOKENS, a.head_dim), stored),
+        BufferSpec("keys", KV_PAGES, (*arena, PAGE_TOKENS, a.head_dim), plan.stored_kv),
+        BufferSpec("values", KV_PAGES, (*arena, PAGE_TOKENS, a.head_dim), plan.stored_kv),
+        *(BufferSpec(name, KV_PAGES, (*arena, PAGE_TOKENS), "float16") for name in scales),
         BufferSpec(fine, COMPRESSED_KEYS, (*places, FINE_SLOTS, a.head_dim), stored),
         BufferSpec(coarse, COMPRESSED_KEYS, (*places, COARSE_SLOTS, a.head_dim), stored),
         BufferSpec("cosine", ACTIVATIONS, (positions, a.head_dim // 2), "float32"),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from edged.errors import UnsupportedError
 from edged.memory.cuda_weights import cuda_packed
-from edged.memory.specs import PAGE_TOKENS
+from edged.memory.specs import KV_TYPES, PAGE_TOKENS
 from plugins_trt.chunk_selection.contract import MAX_PAGES
 from plugins_trt.contract import LaunchError, check_heads
 from plugins_trt.skinny_linear.contract import STEP
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 DTYPES = ("bfloat16", "float16")
 """Types of weights, activations and KV on a GPU."""
+
+_OTHER_GROUPS = "quantize with edgectl quantize --group 64 (a GGUF file: import it without --keep-4bit), or "
 
 
 def check_cuda_plan(name: str, plan: ModelPlan) -> None:
@@ -29,6 +31,13 @@ def check_cuda_plan(name: str, plan: ModelPlan) -> None:
         UnsupportedError: Names the key and what would do.
     """
     a = plan.architecture
+    if plan.quantized_kv is None and plan.stored_kv != plan.dtype:
+        names = {stored: name for name, stored in KV_TYPES.items()}
+        raise UnsupportedError(
+            f"model {name}: kv_dtype {names[plan.stored_kv]} with dtype {plan.dtype} does not run on device cuda: set "
+            f"kv_dtype to auto, int8 or fp8, or device to cpu",
+            field="kv_dtype",
+        )
     if plan.dtype not in DTYPES:
         raise UnsupportedError(
             f"model {name}: dtype {plan.dtype} does not run on device cuda: set dtype to {' or '.join(DTYPES)}",
@@ -60,10 +69,6 @@ def _check_packed(name: str, plan: ModelPlan) -> None:
     quantization = plan.architecture.quantization
     if quantization is None:
         return
-    if quantization.ternary:
-        raise UnsupportedError(
-            f"model {name}: ternary weights do not run on device cuda yet: set device to cpu", field="device"
-        )
     if quantization.act_order:
         raise UnsupportedError(
             f"model {name}: 4-bit weights whose groups are not consecutive inputs (quantization_config.desc_act) do not "
@@ -74,8 +79,9 @@ def _check_packed(name: str, plan: ModelPlan) -> None:
         try:
             packed.check()
         except LaunchError as error:
+            kind, instead = ("ternary", "") if packed.ternary else ("4-bit", _OTHER_GROUPS)
             raise UnsupportedError(
-                f"model {name}: the 4-bit weight {packed.name} does not run on device cuda: {error}; quantize with "
-                "edgectl quantize --group 64 (a GGUF file: import it without --keep-4bit), or set device to cpu",
+                f"model {name}: the {kind} weight {packed.name} does not run on device cuda: {error}; {instead}set device "
+                "to cpu",
                 field="device",
             ) from None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edged.models.weights import HEAD, WeightPart, weight_parts, weight_specs
+from plugins_trt.ternary_linear import layout as ternary_layout
 from plugins_trt.w4a16_linear import layout
 
 if TYPE_CHECKING:
@@ -16,12 +17,14 @@ if TYPE_CHECKING:
     from edged.models.weights import Packing, WeightSpec
 
 GROUPS = ".groups"
-"""Follows a packed weight's name: ``layers.3.qkv`` itself holds the tiles."""
+"""Follows a packed weight's name, for its scales and zero points: ``layers.3.qkv`` itself holds the tiles."""
 
 
 @dataclass(frozen=True)
 class CudaPacked:
-    """One packed weight ``[N, K]`` as the kernels of :mod:`plugins_trt.w4a16_linear` read it.
+    """One packed weight ``[N, K]`` as the kernels read it.
+
+    In 4 bits as :mod:`plugins_trt.w4a16_linear.layout` says, ternary as :mod:`plugins_trt.ternary_linear.layout`.
 
     Attributes:
         name: The weight's.
@@ -29,6 +32,7 @@ class CudaPacked:
         inputs: K.
         group: Inputs that share a scale in the kernels' layout; in the file as many, or a multiple.
         gated: The weight is ``[gate; up]``, and the kernels go on to ``silu(gate) * up``.
+        ternary: Whether it is ternary, and not in 4 bits.
     """
 
     name: str
@@ -36,6 +40,7 @@ class CudaPacked:
     inputs: int
     group: int
     gated: bool
+    ternary: bool = False
 
     @classmethod
     def of(cls, spec: WeightSpec) -> CudaPacked | None:
@@ -43,12 +48,20 @@ class CudaPacked:
         if spec.packing is None or spec.name == HEAD:
             return None
         outputs, inputs = spec.shape
-        return cls(spec.name, outputs, inputs, kernel_group(spec.packing), spec.name.endswith(".gate_up"))
+        gated = spec.name.endswith(".gate_up")
+        return cls(spec.name, outputs, inputs, _kernel_group(spec.packing), gated, spec.packing.ternary)
 
     @property
     def parts(self) -> tuple[WeightPart, ...]:
         """The tensors that it is made of."""
         tiles = layout.tiles_of(self.outputs)
+        if self.ternary:
+            blocks = -(-self.inputs // ternary_layout.BLOCK)
+            scales = ternary_layout.scales_shape(self.outputs, self.inputs, self.group)
+            return (
+                WeightPart(self.name, (tiles, blocks, 32, 4), "int32"),
+                WeightPart(self.name + GROUPS, scales, "int32"),
+            )
         return (
             WeightPart(self.name, (tiles, self.inputs // layout.STEP, 32, 4), "int32"),
             WeightPart(self.name + GROUPS, (tiles, self.inputs // self.group, 8, 2), "int32"),
@@ -60,12 +73,14 @@ class CudaPacked:
         Raises:
             LaunchError: Names the group, the inputs or the outputs.
         """
-        layout.check_sizes(self.outputs, self.inputs, self.group, gated=self.gated)
+        check = ternary_layout.check_sizes if self.ternary else layout.check_sizes
+        check(self.outputs, self.inputs, self.group, gated=self.gated)
 
 
-def kernel_group(packing: Packing) -> int:
-    """The largest group of the kernels that divides a checkpoint's (a scale is then repeated), or the checkpoint's own."""
-    return max((group for group in layout.GROUPS if packing.group % group == 0), default=packing.group)
+def _kernel_group(packing: Packing) -> int:
+    """The largest group of the 4-bit kernels that divides the checkpoint's (a scale is then repeated), or this itself."""
+    groups = () if packing.ternary else layout.GROUPS
+    return max((group for group in groups if packing.group % group == 0), default=packing.group)
 
 
 def cuda_packed(architecture: Architecture) -> tuple[CudaPacked, ...]:

@@ -13,16 +13,20 @@ import numpy as np
 import torch
 
 from edged.executor.cuda_device import StepKernels
-from plugins_trt.append.reference import Pages, append
+from plugins_trt.append.reference import Pages, QuantizedPages, append
 from plugins_trt.argmax.reference import argmax
 from plugins_trt.chunk_attention.reference import chunk_attention
 from plugins_trt.chunk_selection.reference import chunk_selection
 from plugins_trt.contract import ELEMENT_BYTES, DeviceArray
 from plugins_trt.embedding.reference import embedding
+from plugins_trt.quantized.reference import STORAGE, dequantize
 from plugins_trt.rms_norm.reference import rms_norm
 from plugins_trt.sample.reference import SMALLEST_TEMPERATURE, draw
 from plugins_trt.silu_mul.reference import silu_mul
 from plugins_trt.skinny_linear.reference import skinny_gated, skinny_linear
+from plugins_trt.ternary_linear.contract import TernaryLinear, TernaryWiden
+from plugins_trt.ternary_linear.reference import ternary_linear
+from plugins_trt.ternary_linear.reference import widen_rows as widen_ternary_rows
 from plugins_trt.w4a16_linear.reference import w4a16_linear
 from plugins_trt.w4a16_widen.reference import widen_rows
 
@@ -48,7 +52,29 @@ def pages_of(arena, layer):
         pointer = part.pointer + layer * part.layer_stride * size
         return tensor_of(DeviceArray(pointer, arena.dtype, shape, strides))
 
-    return Pages(pool(arena.keys, 64), pool(arena.values, 64), pool(arena.fine, 4), pool(arena.coarse, 1))
+    compressed = {"fine": pool(arena.fine, 4), "coarse": pool(arena.coarse, 1)}
+    if arena.kv_dtype is None:
+        return Pages(pool(arena.keys, 64), pool(arena.values, 64), **compressed)
+
+    def bytes_or_scales(part, dtype, *width):
+        shape = (arena.pages, arena.kv_heads, 64, *width)
+        strides = (part.page_stride, part.head_stride, *(width or (1,)), *(1 for _ in width))
+        pointer = part.pointer + layer * part.layer_stride * ELEMENT_BYTES[dtype]
+        return tensor_of(DeviceArray(pointer, dtype, shape, strides))
+
+    stored = str(STORAGE[arena.kv_dtype]).removeprefix("torch.")
+    return QuantizedPages(
+        keys=bytes_or_scales(arena.keys, stored, arena.head_dim),
+        values=bytes_or_scales(arena.values, stored, arena.head_dim),
+        key_scales=bytes_or_scales(arena.key_scales, "float16"),
+        value_scales=bytes_or_scales(arena.value_scales, "float16"),
+        **compressed,
+    )
+
+
+def _weights_of(args, *before):
+    groups = args.scales if hasattr(args, "scales") else args.groups
+    return (*before, args.tiles, groups)
 
 
 class HostDevice:
@@ -131,27 +157,24 @@ class HostDevice:
         args.plan(HostDevice.multiprocessors)  # refuses a workspace that is too small
         if args.workspace is not None:
             tensor_of(args.workspace).fill_(0xFF)
-        product = w4a16_linear(
-            tensor_of(args.x),
-            tensor_of(args.tiles),
-            tensor_of(args.groups),
+        product = ternary_linear if isinstance(args, TernaryLinear) else w4a16_linear
+        found = product(
+            *(tensor_of(each) for each in _weights_of(args, args.x)),
             outputs=args.out.shape[1],
             bias=None if args.bias is None else tensor_of(args.bias),
             gated=args.gated,
         )
-        tensor_of(args.out).copy_(product)
+        tensor_of(args.out).copy_(found)
 
     @staticmethod
     def widen(args):
-        rows = widen_rows(
-            tensor_of(args.tiles),
-            tensor_of(args.groups),
-            outputs=args.outputs,
-            first=args.first,
-            rows=args.rows,
-            gated=args.gated,
-        )
-        tensor_of(args.out).copy_(rows)
+        rows = {"outputs": args.outputs, "first": args.first, "rows": args.rows, "gated": args.gated}
+        weights = [tensor_of(each) for each in _weights_of(args)]
+        if isinstance(args, TernaryWiden):
+            found = widen_ternary_rows(*weights, inputs=args.inputs, **rows)
+        else:
+            found = widen_rows(*weights, **rows)
+        tensor_of(args.out).copy_(found)
 
     @staticmethod
     def attention(args):
@@ -190,11 +213,14 @@ class HostDevice:
                 page_tables=tables,
                 rule=args.rule,
             )
+        keys, values = pages.keys, pages.values
+        if isinstance(pages, QuantizedPages):
+            keys, values = dequantize(keys, pages.key_scales), dequantize(values, pages.value_scales)
         out = chunk_attention(
             appended.q,
             positions,
-            keys=pages.keys,
-            values=pages.values,
+            keys=keys,
+            values=values,
             sequence_starts=starts,
             page_tables=tables,
             chosen=chosen,

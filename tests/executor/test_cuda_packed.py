@@ -1,4 +1,4 @@
-"""4-bit models on device cuda, held to the CPU's fp32 executor: on the references everywhere, on the kernels on a GPU."""
+"""4-bit and ternary models on device cuda, held to the CPU's fp32 executor: on the references everywhere, on the kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from edged.memory.cuda_weights import CudaPacked
 from edged.models.architecture import Architecture
 from edged.models.checkpoint import CheckpointPlan
 from edged.models.weights import weight_specs
+from plugins_trt.ternary_linear import layout as ternary_layout
+from plugins_trt.ternary_linear.reference import widen_rows as widen_ternary_rows
 from plugins_trt.w4a16_linear import layout
 from plugins_trt.w4a16_widen.reference import widen_rows
 
@@ -46,6 +48,7 @@ BIASED = {**LLAMA, "attention_bias": True, "mlp_bias": True}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False, "sym": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 MLP = {"modules_in_block_to_quantize": [["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]]}
+TERNARY = {"quant_method": "ternary", "bits": 2, "group_size": 128}
 MODELS = {
     "gptq, group 64": (LLAMA, GPTQ),
     "gptq, a group a row, biases": (BIASED, {**GPTQ, "group_size": -1}),
@@ -53,6 +56,10 @@ MODELS = {
     "gptq, the mlp alone": (LLAMA, {**GPTQ, **MLP}),
     "awq, group 128": (LLAMA, AWQ),
     "marlin, group 128": (LLAMA, {**GPTQ, "group_size": 128, "sym": True, "marlin": True}),
+    "ternary, group 128": (LLAMA, TERNARY),
+    "ternary, group 32, biases": ({**BIASED, "intermediate_size": 352}, {**TERNARY, "group_size": 32}),
+    "ternary, a group a row, with its head": (LLAMA, {**TERNARY, "group_size": -1, "lm_head": True}),
+    "ternary, group 256": ({**LLAMA, "intermediate_size": 512}, {**TERNARY, "group_size": 256}),
 }
 SETTINGS = {"context_length": 512, "max_sequences": 3, "prefill_chunk": 256}
 ERROR = {"bfloat16": 0.06, "float16": 0.008}
@@ -78,6 +85,12 @@ def write_packed(folder, config, quantization, seed=3):
                 )
                 continue
             outputs, inputs = source.shape
+            if spec.packing.ternary:
+                written, weights[source.module] = ternary_tensors(
+                    random, source.module, outputs, inputs, spec.packing.group
+                )
+                tensors |= written
+                continue
             linear = Integers(
                 random, outputs, inputs, spec.packing.group, symmetric=marlin, scale=0.2 / inputs**0.5
             )
@@ -98,6 +111,17 @@ def write_packed(folder, config, quantization, seed=3):
         {name: np.ascontiguousarray(item) for name, item in tensors.items()}, folder / "model.safetensors"
     )
     return weights
+
+
+def ternary_tensors(random, module, outputs, inputs, group):
+    """A module of random ternary weights, element by element as the format is defined, and the weights."""
+    codes = random.integers(0, 3, (outputs, inputs)).astype(np.uint32)
+    scales = ((0.5 + random.random((outputs, inputs // group))) * 1.2 / inputs**0.5).astype(np.float16)
+    words = np.zeros((outputs, inputs // 16), np.uint32)
+    for place in range(16):
+        words |= codes[:, place::16] << np.uint32(2 * place)
+    weight = (codes.astype(np.float64) - 1.0) * np.repeat(scales.astype(np.float64), group, axis=1)
+    return {f"{module}.qweight": words.view(np.int32), f"{module}.scales": scales}, weight
 
 
 @pytest.fixture(scope="module")
@@ -173,34 +197,46 @@ def test_every_weight_of_the_file_is_in_its_place(models, executors, name):
         packed += 1
         groups = executor.buffers[f"{spec.name}.groups"].cpu()
         assert form.gated == spec.name.endswith("gate_up")
-        assert form.group == {-1: 128}.get(MODELS[name][1]["group_size"], MODELS[name][1]["group_size"])
-        wide = widen_rows(held, groups, outputs=form.outputs, first=0, rows=form.outputs, gated=form.gated)
+        rows = {"outputs": form.outputs, "first": 0, "rows": form.outputs, "gated": form.gated}
+        if form.ternary:
+            wide = widen_ternary_rows(held, groups, inputs=form.inputs, **rows)
+        else:
+            wide = widen_rows(held, groups, **rows)
         torch.testing.assert_close(wide.double(), expected, rtol=1e-6, atol=0)
     assert packed == (4 if "alone" in name else 8)
 
 
-def test_the_tiles_are_those_of_the_layout(models, executors):
+@pytest.mark.parametrize("name", ["gptq, group 64", "ternary, group 32, biases", "ternary, group 256"])
+def test_the_tiles_are_those_of_the_layout(models, executors, name):
     """The device turns words over as the published layout says."""
-    executor = executors("gptq, group 64")
+    executor = executors(name)
     for spec in weight_specs(executor.plan.architecture):
         form = CudaPacked.of(spec)
         if form is None:
             continue
         numbers, metas = [], []
-        with WeightFiles.open(models("gptq, group 64")[0]) as files:
+        with WeightFiles.open(models(name)[0]) as files:
             plan = CheckpointPlan.of(executor.plan.architecture, files)
             for linear in plan.packed:
                 if linear.weight != spec.name:
                     continue
                 module = plan.read(files, linear)
-                words = np.zeros((linear.shape.outputs, linear.shape.inputs // 8), np.uint32)
+                words = np.zeros(
+                    (linear.shape.outputs, linear.shape.inputs // (16 if form.ternary else 8)), np.uint32
+                )
                 for output, word, tile in module.tiles:
                     words[output : output + len(tile), word : word + tile.shape[1]] = tile
                 numbers.append(words)
                 metas.append((module.scales, module.zeros))
-        tiles = layout.pack_tiles(np.concatenate(numbers), gated=form.gated)
-        scales, zeros = (np.concatenate(parts) for parts in zip(*metas, strict=True))
-        groups = layout.pack_groups(scales, zeros, gated=form.gated)
+        words = np.concatenate(numbers)
+        scales = np.concatenate([scales for scales, _ in metas])
+        if form.ternary:
+            tiles = ternary_layout.pack_tiles(words, gated=form.gated)
+            groups = ternary_layout.pack_scales(scales, form.inputs, gated=form.gated)
+        else:
+            tiles = layout.pack_tiles(words, gated=form.gated)
+            zeros = np.concatenate([zeros for _, zeros in metas])
+            groups = layout.pack_groups(scales, zeros, gated=form.gated)
         assert np.array_equal(executor.buffers[spec.name].cpu().numpy().view(np.uint32), tiles)
         assert np.array_equal(executor.buffers[f"{spec.name}.groups"].cpu().numpy().view(np.uint32), groups)
 
@@ -230,7 +266,7 @@ def test_logits_are_the_cpus(executors, reference, name, dtype):
     assert error(ours, expected) < ERROR[dtype]
 
 
-@pytest.mark.parametrize("name", ["gptq, group 64", "awq, group 128"])
+@pytest.mark.parametrize("name", ["gptq, group 64", "awq, group 128", "ternary, group 128"])
 def test_greedy_tokens_are_the_cpus(executors, reference, name):
     runner = Runner(executors(name))
     prompts = [PROMPT[:70], PROMPT[70:90], PROMPT[100:230]]

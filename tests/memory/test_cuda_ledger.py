@@ -21,6 +21,7 @@ from edged.memory.cuda_ledger import CUDA_CONTEXT, CUDA_RUNTIME, graph_bytes
 from edged.memory.ledger import DEVICE, HOST, make_ledger, model_bytes, model_rows
 from edged.models.architecture import Architecture
 from plugins_trt.contract import SelectionRule
+from plugins_trt.w4a16_linear.contract import LinearPlan
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 MINICPM4 = runpy.run_path(str(BENCH / "_shapes.py"))["MINICPM4_8B"]
@@ -69,7 +70,12 @@ def test_4_bit_weights_and_what_their_products_need():
     wide, workspace = 2 * WIDE_TILE, packed_workspace(packed)
     assert scratch == wide + workspace
     for multiprocessors in (8, 16, 46, 132, 188):
-        assert packed_workspace(packed, multiprocessors) <= workspace
+        for rows in (1, 16, 33, 64):
+            for outputs, inputs in ((4608, 4096), (4096, 4096), (32768, 4096), (4096, 16384)):
+                cut = LinearPlan.of(
+                    rows=rows, outputs=outputs, inputs=inputs, multiprocessors=multiprocessors
+                )
+                assert cut.workspace_bytes <= workspace
     # Steps of few tokens widen nothing.
     few = replace(packed, prefill_chunk=32)
     assert "packed_wide" not in {spec.name for spec in step_buffers(few)}
