@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 QUANTIZATION = {
     "bf16": None,
+    "ternary": {"quant_method": "ternary", "bits": 2, "group_size": 128},
     "w4a16": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
 }
 """The `quantization_config` of each kind of weights; embedding and LM head are bf16 in all."""
@@ -47,14 +48,19 @@ class RandomModel(CudaExecutor):
 
     def _fill_weights(self, progress: Progress) -> None:
         generator = torch.Generator(self.device.torch_device).manual_seed(0)
+        quantization = self.plan.architecture.quantization
+        ternary = quantization is not None and quantization.ternary
         names = [name for name, tensor in self.buffers.items() if self._is_weight(name)]
         for index, name in enumerate(names):
             progress("drawing weights", index, len(names))
             weight = self.buffers[name]
             if name.endswith(GROUPS):
-                weight.fill_(_group_word(self.buffers[name.removesuffix(GROUPS)]))
+                inputs = self.buffers[name.removesuffix(GROUPS)].shape[1] * (128 if ternary else 64)
+                weight.fill_(_group_word(inputs, ternary=ternary))
             elif weight.dtype == torch.int32:
                 weight.random_(-(1 << 31), (1 << 31) - 1, generator=generator)
+                if ternary:  # a code of 2 stands for nothing: each becomes 0
+                    weight &= ~((weight & ~(weight << 1)) & -0x55555556)
             elif weight.dim() == 1:
                 weight.fill_(1.0)
             else:
@@ -243,11 +249,11 @@ def run(
     return 1 if missed else 0
 
 
-def _group_word(tiles: torch.Tensor) -> int:
-    """Scale and zero point that keep what goes through 4-bit weights at its size."""
-    inputs = tiles.shape[1] * 64
-    scale = torch.full((1,), 0.2 * inputs**-0.5, dtype=torch.float16).view(torch.int16)
-    return int(scale.item()) | 8 << 16
+def _group_word(inputs: int, *, ternary: bool) -> int:
+    """Scale and zero point, or two scales, that keep what goes through packed weights at its size."""
+    scale = torch.full((1,), (1.2 if ternary else 0.2) * inputs**-0.5, dtype=torch.float16)
+    bits = int(scale.view(torch.int16).item())
+    return bits | (bits if ternary else 8) << 16
 
 
 def median_ms(stream: torch.cuda.Stream, run: Callable[[], object], times: int) -> float:

@@ -1,6 +1,6 @@
 """Whole decode steps on a GPU: MiniCPM4-8B's shape, random weights, batch 1, beside the ceilings of the same run.
 
-    python bench/decode.py [--weights bf16|w4a16] [--parts] [--json FILE]
+    python bench/decode.py [--weights bf16|w4a16|ternary] [--parts] [--json FILE]
 
 Steps run one after the other, as an engine makes them, through all places of a page. The floor of a step is what it must
 read (weights, scales, and the KV that it visits) over the bandwidth of a device copy: `..._4k_vs_floor` is the time of its
@@ -39,6 +39,7 @@ BOUNDS = {
         "bf16_step_128k_vs_4k": ("<=", 1.25),
         "host_vs_step": ("<=", 0.08),
     },
+    "ternary": {},
     "w4a16": {"w4a16_step_4k_vs_floor": ("<=", 1.75), "w4a16_step_128k_vs_4k": ("<=", 1.35)},
 }
 LENGTHS = {"4k": 4096, "32k": 32768, "128k": 131072}
