@@ -28,6 +28,7 @@ from edged.config_operation import (
     TracesConfig,
     WatchdogConfig,
 )
+from edged.config_speculation import SpeculationConfig
 
 __all__ = [
     "DEFAULT_SOCKET",
@@ -39,6 +40,7 @@ __all__ = [
     "MetricsConfig",
     "RopeScalingConfig",
     "SocketConfig",
+    "SpeculationConfig",
     "ThermalConfig",
     "TlsConfig",
     "TracesConfig",
@@ -56,6 +58,9 @@ DAEMON_BYTES = 112 * 2**20
 
 SIZE_LIMIT = 2**50
 """Largest size that is believed: 1 PiB, far above any machine and far below what 64 bits hold."""
+KV_DTYPES = ("auto", "bf16", "fp16", "fp32", "int8", "fp8")
+"""What keys and values may be stored in."""
+
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}"
 """A model's name also names a health service and a metric label, so it holds no spaces or control characters."""
 
@@ -100,6 +105,14 @@ class ModelConfig:
     dtype: str = field(
         default="float32",
         metadata=_key("Type of weights and KV", choices=("float32", "bfloat16", "float16")),
+    )
+    kv_dtype: str = field(
+        default="auto",
+        metadata=_key(
+            "Type of keys and values in their pages; auto: dtype. int8 and fp8 (e4m3) take half the bytes of bf16, with a "
+            "scale for each token and KV head; on device cuda the others must be dtype's own",
+            choices=KV_DTYPES,
+        ),
     )
     context_length: int = field(
         default=4096, metadata=_key("Most tokens of prompt and answer together", low=64, high=4_194_304)
@@ -165,6 +178,10 @@ class ModelConfig:
     )
     attention: AttentionConfig = field(
         default_factory=AttentionConfig, metadata=_key("Dense or block-sparse attention")
+    )
+    speculation: SpeculationConfig = field(
+        default_factory=SpeculationConfig,
+        metadata=_key("Draft tokens that are verified together (speculative decoding)"),
     )
     rope_scaling: RopeScalingConfig | None = field(
         default=None,

@@ -155,6 +155,12 @@ def spec_of(model: ModelConfig) -> GraphSpec:
             f"model {model.name}: dtype {model.dtype}: executor tensorrt takes {' or '.join(PLUGIN_DTYPES)}",
             field="dtype",
         )
+    if model.kv_dtype not in ("auto", {"bfloat16": "bf16", "float16": "fp16"}[model.dtype]):
+        raise ConfigError(
+            f"model {model.name}: kv_dtype {model.kv_dtype}: executor tensorrt keeps keys and values in dtype: set "
+            "kv_dtype to auto, or executor to torch",
+            field="kv_dtype",
+        )
     architecture = Architecture.of(model)
     try:
         check_heads(architecture.heads, architecture.kv_heads, architecture.head_dim)

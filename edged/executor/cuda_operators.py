@@ -35,8 +35,8 @@ def make_arena(plan: ModelPlan, buffers: Mapping[str, torch.Tensor]) -> Arena:
     """
     a = plan.architecture
 
-    def pool(name: str, slots: int) -> Pool:
-        head = slots * a.head_dim
+    def pool(name: str, slots: int, width: int = a.head_dim) -> Pool:
+        head = slots * width
         return Pool(buffers[name].data_ptr(), plan.pages * a.kv_heads * head, a.kv_heads * head, head)
 
     if plan.selection is None:
@@ -53,6 +53,9 @@ def make_arena(plan: ModelPlan, buffers: Mapping[str, torch.Tensor]) -> Arena:
         values=pool("values", PAGE_TOKENS),
         fine=fine,
         coarse=coarse,
+        kv_dtype=plan.quantized_kv,
+        key_scales=pool("key_scales", PAGE_TOKENS, 1) if plan.quantized_kv else None,
+        value_scales=pool("value_scales", PAGE_TOKENS, 1) if plan.quantized_kv else None,
     )
 
 

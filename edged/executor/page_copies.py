@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from edged.executor.base import ByteArray, Int32Array
 
-_BY_PAGE = ("keys", "values", "fine", "coarse")
+_BY_PAGE = ("keys", "values", "key_scales", "value_scales", "fine", "coarse")
 """Buffers of shape ``[layers, pages, ...]``."""
 
 
@@ -22,7 +22,8 @@ class PageCopies:
 
     Args:
         buffers: The executor's buffers, by name: ``kv`` of ``[layers, 2 kv_heads, pages * 64, D]``, or ``keys`` and
-            ``values`` of ``[layers, pages, kv_heads, 64, D]``; and the compressed keys where there are any.
+            ``values`` of ``[layers, pages, kv_heads, 64, D]``; their scales, where they have some; and the compressed
+            keys, where there are any.
     """
 
     def __init__(self, buffers: Mapping[str, torch.Tensor]) -> None:
@@ -31,6 +32,9 @@ class PageCopies:
             kv = buffers["kv"]
             by_page = kv.view(*kv.shape[:2], -1, PAGE_TOKENS, kv.shape[3])
             self._arenas.append(by_page.permute(2, 0, 1, 3, 4))
+        if "kv_scales" in buffers:
+            scales = buffers["kv_scales"]
+            self._arenas.append(scales.view(*scales.shape[:2], -1, PAGE_TOKENS).permute(2, 0, 1, 3))
         self._arenas += [buffers[name].transpose(0, 1) for name in _BY_PAGE if name in buffers]
 
     @property

@@ -18,6 +18,7 @@ import torch
 from edged.executor.torch_sparse import SparseAttention
 from edged.executor.torch_tree import branching_trees, move_nodes, tree_mask
 from edged.memory.buffers import HISTORY_TILE, PAGE_TOKENS
+from plugins_trt.quantized.reference import dequantize, format_of, quantize, widen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,6 +46,7 @@ class Piece:
     tokens: int
     pages: torch.Tensor | None = None  # int64 [n]
     gathered: torch.Tensor | None = None  # [2 kv_heads, n, 64 D]
+    scales: torch.Tensor | None = None  # [2 kv_heads, n, 64], where keys and values are quantized
     widened: torch.Tensor | None = None  # [2 kv_heads, tokens, D], and what it is widened from
     k: torch.Tensor | None = None
     v: torch.Tensor | None = None
@@ -105,8 +107,9 @@ class CpuAttention:
         self._layer_stride, self._head_stride = self._kv.stride(0), self._kv.stride(1)
         self._inverse_frequencies = inverse_frequencies
         self._eps = torch.tensor(a.norm_eps, dtype=buffers["rotated"].dtype, device=self._kv.device)
-        # torch's kernel multiplies float16 slowly: it is widened in pieces.
-        self._widens = self._kv.dtype == torch.float16
+        self._scales = buffers.get("kv_scales")  # [layers, 2 kv_heads, pages * 64]
+        # torch's kernel multiplies float16 slowly, and numbers in eight bits not at all: they are widened in pieces.
+        self._widens = self._kv.dtype == torch.float16 or self._scales is not None
 
     def begin(self, batch: StepBatch, qkv: torch.Tensor, attended: torch.Tensor) -> None:
         """Prepare a step: rotations, places of the new tokens, pieces of the histories.
@@ -168,15 +171,18 @@ class CpuAttention:
         torch.mul(self._second, cos, out=self._second_out)
         self._second_out.addcmul_(self._first, sin)
         self._values_out.copy_(self._values)
-        if self._stored is not self._rotated:
-            self._stored.copy_(self._rotated)
-            if self._widens:
-                self._rotated.copy_(self._stored)  # every later token sees the stored, rounded values
-        if self._slots is not None:
-            self._layers[layer].index_copy_(1, self._slots, self._new)
+        if self._scales is not None:
+            exact = self._rotated[self._a.heads :]
+            new, scales = quantize(exact, format_of(self._kv.dtype))
+            exact.copy_(dequantize(new, scales))  # every later token sees the stored, rounded values
+            self._append(self._layers[layer], new)
+            self._append(self._scales[layer], scales)
         else:
-            for rows, slots in self._runs:
-                self._layers[layer][:, slots].copy_(self._new[:, rows])
+            if self._stored is not self._rotated:
+                self._stored.copy_(self._rotated)
+                if self._widens:
+                    self._rotated.copy_(self._stored)  # for the same reason
+            self._append(self._layers[layer], self._new)
         for sequence in self._sequences:
             sequence.out.copy_(self._attend(sequence, layer))
         if self._sparse is not None:
@@ -194,9 +200,18 @@ class CpuAttention:
         for index, path in paths.items():
             if index not in self.trees:
                 continue  # a chain: an accepted part of it lies where it belongs, its compressed keys, too
-            move_nodes(self._kv, batch.page_tables[index], int(batch.lengths[index]), path)
+            pools = [self._buffers[name] for name in ("kv", "kv_scales") if name in self._buffers]
+            move_nodes(pools, batch.page_tables[index], int(batch.lengths[index]), path)
             if self._sparse is not None:
                 self._sparse.keep(index, len(path))
+
+    def _append(self, pool: torch.Tensor, new: torch.Tensor) -> None:
+        """Store the new tokens' ``[2 kv_heads, T, ..]`` in one layer's ``[2 kv_heads, slots, ..]``."""
+        if self._slots is not None:
+            pool.index_copy_(1, self._slots, new)
+            return
+        for rows, slots in self._runs:
+            pool[:, slots].copy_(new[:, rows])
 
     def _angles(self, batch: StepBatch, tokens: int) -> None:
         """Cos and sin of the new positions, in fp32 as the published code has them, ``[T, D / 2]``."""
@@ -341,8 +356,13 @@ class CpuAttention:
             gathered = self._tile("history", len(part) * PAGE_TOKENS)
             wide = self._tile("wide_history", len(part) * PAGE_TOKENS) if self._widens else None
             k, v = self._keys_values(gathered if wide is None else wide, count, shape, stride)
-            flat = gathered.view(2 * self._a.kv_heads, len(part), PAGE_TOKENS * self._a.head_dim)
-            pieces.append(Piece(0, count, index, flat, wide, k, v))
+            heads = 2 * self._a.kv_heads
+            flat = gathered.view(heads, len(part), PAGE_TOKENS * self._a.head_dim)
+            scales = None
+            if self._scales is not None:
+                size = heads * len(part) * PAGE_TOKENS
+                scales = self._buffers["history_scales"][:size].view(heads, len(part), PAGE_TOKENS)
+            pieces.append(Piece(0, count, index, flat, scales, wide, k, v))
         return pieces
 
     def _tile(self, name: str, tokens: int) -> torch.Tensor:
@@ -391,11 +411,18 @@ class CpuAttention:
         """Keys and values of a piece in one layer."""
         if piece.pages is not None and piece.gathered is not None:
             torch.index_select(self._paged[layer], 1, piece.pages, out=piece.gathered)
-            if piece.widened is not None:
+            if self._scales is not None and piece.scales is not None and piece.widened is not None:
+                paged = self._scales[layer].view(2 * self._a.kv_heads, -1, PAGE_TOKENS)
+                torch.index_select(paged, 1, piece.pages, out=piece.scales)
+                widen(piece.gathered.view_as(piece.widened), piece.scales.flatten(1), piece.widened)
+            elif piece.widened is not None:
                 piece.widened.view_as(piece.gathered).copy_(piece.gathered)
         elif piece.widened is not None:
             slots = slice(piece.first_slot, piece.first_slot + piece.tokens)
-            piece.widened.copy_(self._layers[layer][:, slots])
+            if self._scales is not None:
+                widen(self._layers[layer][:, slots], self._scales[layer][:, slots], piece.widened)
+            else:
+                piece.widened.copy_(self._layers[layer][:, slots])
         if piece.k is not None and piece.v is not None:
             return piece.k, piece.v
         sizes = (*sequence.shape, piece.tokens, self._a.head_dim)

@@ -22,6 +22,7 @@ DTYPES = {
     "int64": torch.int64,
     "int32": torch.int32,
     "uint8": torch.uint8,
+    "int8": torch.int8,
 }
 """torch's types by the plan's names."""
 

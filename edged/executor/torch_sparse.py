@@ -19,6 +19,7 @@ import torch
 from edged.memory.buffers import PAGE_TOKENS, SPARSE_QUERIES
 from plugins_trt.chunk_selection.reference import block_scores, choose, compressed_keys
 from plugins_trt.contract import COARSE_KERNEL, COARSE_STRIDE, KERNEL, STRIDE
+from plugins_trt.quantized.reference import dequantize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -94,7 +95,8 @@ class SparseAttention:
     Args:
         architecture: The model's sizes.
         buffers: The buffers, by name: ``kv`` ``[layers, 2 kv_heads, pages * 64, D]``, ``fine`` and ``coarse``
-            ``[layers, pages, kv_heads, slots, D]``.
+            ``[layers, pages, kv_heads, slots, D]``; ``kv_scales`` ``[layers, 2 kv_heads, pages * 64]`` where keys and
+            values are quantized.
         rule: Which blocks a query attends to.
     """
 
@@ -103,6 +105,7 @@ class SparseAttention:
     ) -> None:
         self._a = architecture
         self._kv = buffers["kv"]
+        self._scales = buffers.get("kv_scales")
         self._fine, self._coarse = buffers["fine"], buffers["coarse"]
         self.rule = rule
 
@@ -233,10 +236,10 @@ class SparseAttention:
         seen = torch.minimum(tokens, positions[:, None, None])  # what lies behind a query is masked
         slots = sequence.slots(seen.flatten(1), node)
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-        keys = self._kv[layer, head][slots].to(wide)  # [n, most * 64, D]
+        keys = self._rows(layer, head, slots).to(wide)  # [n, most * 64, D]
         scores = q.to(wide) @ keys.transpose(1, 2) / math.sqrt(self._a.head_dim)  # [n, G, most * 64]
         weights = scores.masked_fill_(~visible[:, None], -math.inf).softmax(-1)
-        values = self._kv[layer, self._a.kv_heads + head][slots].to(wide)
+        values = self._rows(layer, self._a.kv_heads + head, slots).to(wide)
         return weights @ values
 
     def _keys(
@@ -244,7 +247,15 @@ class SparseAttention:
     ) -> torch.Tensor:
         """Stored keys of positions ``start`` to ``end``, ``[kv_heads, n, D]``."""
         slots = sequence.slots(torch.arange(start, end), node)
-        return self._kv[layer, : self._a.kv_heads].index_select(1, slots)
+        keys = self._kv[layer, : self._a.kv_heads].index_select(1, slots)
+        if self._scales is None:
+            return keys
+        return dequantize(keys, self._scales[layer, : self._a.kv_heads].index_select(1, slots))
+
+    def _rows(self, layer: int, head: int, slots: torch.Tensor) -> torch.Tensor:
+        """What is stored in ``slots`` of a head of keys, or of values behind these, ``[.., D]``."""
+        rows = self._kv[layer, head][slots]
+        return rows if self._scales is None else dequantize(rows, self._scales[layer, head][slots])
 
 
 def _lay_over(

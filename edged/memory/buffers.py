@@ -17,8 +17,10 @@ from edged.memory.specs import (
     COMPRESSED_KEYS,
     ELEMENT_BYTES,
     KV_PAGES,
+    KV_TYPES,
     LOGITS,
     PAGE_TOKENS,
+    QUANTIZED_STORAGE,
     WEIGHTS,
     BufferSpec,
 )
@@ -64,6 +66,9 @@ SHARPENED = 64
 SPARSE_QUERIES = 8
 """Sparse queries that are looked at together on the CPU."""
 
+MOST_LOGIT_ROWS = 64
+"""Rows of logits of trees that lie side by side on the CPU; more come in turn."""
+
 NARROW_TOKENS = 2
 """Up to this many rows multiply half-precision weights as they are; more rows pay for widening them."""
 
@@ -74,7 +79,7 @@ class ModelPlan:
 
     architecture: Architecture
     dtype: str
-    """Type of weights and KV: float32, bfloat16, float16, or float64 (tests)."""
+    """Type of weights, and of KV unless ``kv_dtype`` says another: float32, bfloat16, float16, or float64 (tests)."""
     context_length: int
     max_sequences: int
     prefill_chunk: int
@@ -86,6 +91,10 @@ class ModelPlan:
     """Most tokens of a step; None: whatever a chunk and the sequences make."""
     host_kv: int = 0
     """Bytes of host memory for the pages of suspended sequences."""
+    tree_size: int = 1
+    """Most tokens that a sequence brings to a step that verifies drafts."""
+    kv_dtype: str | None = None
+    """Type of keys and values: one of dtype's kind, int8 or float8_e4m3fn; None: dtype."""
 
     @classmethod
     def of(cls, config: ModelConfig, architecture: Architecture) -> ModelPlan:
@@ -107,6 +116,8 @@ class ModelPlan:
             selection=selection_of(config.path, config.attention),
             max_step_tokens=config.max_step_tokens,
             host_kv=config.host_kv,
+            tree_size=config.speculation.most_nodes,
+            kv_dtype=KV_TYPES.get(config.kv_dtype),
         )
         if plan.device == "cuda":
             check_cuda_plan(config.name, plan)
@@ -114,8 +125,8 @@ class ModelPlan:
 
     @property
     def pages_per_sequence(self) -> int:
-        """Pages of the longest sequence."""
-        return -(-self.context_length // PAGE_TOKENS)
+        """Pages of the longest sequence, with a tree behind its last token."""
+        return -(-(self.context_length + self.tree_size - 1) // PAGE_TOKENS)
 
     @property
     def pages(self) -> int:
@@ -129,6 +140,26 @@ class ModelPlan:
         return (
             most if self.max_step_tokens is None else max(min(most, self.max_step_tokens), self.max_sequences)
         )
+
+    @property
+    def quantized_kv(self) -> str | None:
+        """Type of keys and values that are stored in eight bits with scales; None where they are not."""
+        return self.kv_dtype if self.kv_dtype in QUANTIZED_STORAGE else None
+
+    @property
+    def stored_kv(self) -> str:
+        """Type that buffers of keys and values have."""
+        return QUANTIZED_STORAGE.get(self.kv_dtype or "", self.kv_dtype or self.dtype)
+
+    @property
+    def compressed_dtype(self) -> str:
+        """Type of compressed keys: that of keys, or dtype where these are quantized."""
+        return self.dtype if self.quantized_kv else self.stored_kv
+
+    @property
+    def logit_rows(self) -> int:
+        """Rows of logits that are computed together on the CPU."""
+        return max(self.max_sequences, min(self.max_sequences * self.tree_size, MOST_LOGIT_ROWS))
 
     @property
     def compute_dtype(self) -> str:
@@ -165,7 +196,7 @@ def step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
 def _cpu_step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
     """On the CPU. T is the most tokens of a step, S the most sequences."""
     a = plan.architecture
-    tokens, compute, stored = plan.step_tokens, plan.compute_dtype, plan.dtype
+    tokens, compute, stored, kv = plan.step_tokens, plan.compute_dtype, plan.dtype, plan.stored_kv
     all_heads = a.heads + 2 * a.kv_heads
 
     def flat(name: str, width: int, dtype: str = compute, rows: int = tokens) -> BufferSpec:
@@ -176,7 +207,7 @@ def _cpu_step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
             "kv",
             KV_PAGES,
             (a.layers, 2 * a.kv_heads, plan.pages * PAGE_TOKENS, a.head_dim),
-            stored,
+            kv,
         ),
         flat("token_ids", 1, "int64"),
         flat("slots", 1, "int64"),
@@ -199,23 +230,23 @@ def _cpu_step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
         flat("needed_hidden", a.hidden),
         flat("needed_attended", a.q_width),
         flat("history_pages", 1, "int64", rows=HISTORY_TILE // PAGE_TOKENS),
-        flat("history", 2 * a.kv_width, stored, rows=HISTORY_TILE),
-        BufferSpec("logits", LOGITS, (plan.max_sequences * a.vocabulary,), compute),
+        flat("history", 2 * a.kv_width, kv, rows=HISTORY_TILE),
+        BufferSpec("logits", LOGITS, (plan.logit_rows * a.vocabulary,), compute),
     ]
     if stored in ("bfloat16", "float16"):
         widest_in = max(a.hidden, a.q_width, a.intermediate)
         widest_out = max(a.qkv_width, a.hidden, 2 * a.intermediate, a.vocabulary)
         buffers += [
-            flat("stored_heads", all_heads * a.head_dim, stored),
             flat("narrow_in", widest_in, stored, rows=NARROW_TOKENS),
             flat("narrow_out", widest_out, stored, rows=NARROW_TOKENS),
             flat("weight_tile", max(WEIGHT_TILE, SHARPENED * widest_in), rows=1),
         ]
     if plan.selection is not None:
         arena = (a.layers, plan.pages, a.kv_heads)
+        compressed = plan.compressed_dtype
         buffers += [
-            BufferSpec("fine", COMPRESSED_KEYS, (*arena, FINE_SLOTS, a.head_dim), stored),
-            BufferSpec("coarse", COMPRESSED_KEYS, (*arena, COARSE_SLOTS, a.head_dim), stored),
+            BufferSpec("fine", COMPRESSED_KEYS, (*arena, FINE_SLOTS, a.head_dim), compressed),
+            BufferSpec("coarse", COMPRESSED_KEYS, (*arena, COARSE_SLOTS, a.head_dim), compressed),
         ]
     if a.quantization is not None:
         inputs = max(a.hidden, a.q_width, a.intermediate)
@@ -225,6 +256,14 @@ def _cpu_step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
             flat("packed_tile", half, rows=1),
             flat("packed_octets", half, "uint8", rows=1),
         ]
-    if stored == "float16":
+    if kv in ("bfloat16", "float16"):
+        buffers.append(flat("stored_heads", all_heads * a.head_dim, kv))
+    if plan.quantized_kv:
+        slots = (a.layers, 2 * a.kv_heads, plan.pages * PAGE_TOKENS)
+        buffers += [
+            BufferSpec("kv_scales", KV_PAGES, slots, "float16"),
+            flat("history_scales", 2 * a.kv_heads, "float16", rows=HISTORY_TILE),
+        ]
+    if kv == "float16" or plan.quantized_kv:
         buffers.append(flat("wide_history", 2 * a.kv_width, compute, rows=HISTORY_TILE))
     return tuple(buffers)

@@ -227,13 +227,14 @@ def model_rows(plan: ModelPlan) -> tuple[LedgerRow, ...]:
     """What one model holds: weights, KV pages, compressed keys, activations and scratch, logits, captured graphs."""
     buffers = (*weight_buffers(plan), *step_buffers(plan))
     a = plan.architecture
-    page = 2 * a.layers * a.kv_width * PAGE_TOKENS * ELEMENT_BYTES[plan.dtype]
+    page = _bytes_of(buffers, KV_PAGES) // plan.pages
+    kind = "" if plan.quantized_kv is None else f" in {plan.quantized_kv} with their scales"
     rows = [
         LedgerRow(WEIGHTS, _bytes_of(buffers, WEIGHTS), _weights_note(plan)),
         LedgerRow(
             KV_PAGES,
             _bytes_of(buffers, KV_PAGES),
-            f"{plan.pages} pages of {PAGE_TOKENS} tokens, {format_size(page)} each: "
+            f"{plan.pages} pages of {PAGE_TOKENS} tokens, {format_size(page)} each{kind}: "
             f"{plan.max_sequences} x {plan.context_length} tokens",
         ),
         LedgerRow(
@@ -249,7 +250,7 @@ def model_rows(plan: ModelPlan) -> tuple[LedgerRow, ...]:
         LedgerRow(
             LOGITS,
             _bytes_of(buffers, LOGITS) + sampling_scratch(plan),
-            f"{plan.max_sequences} x {a.vocabulary} logits",
+            f"{plan.max_sequences if plan.device == 'cuda' else plan.logit_rows} x {a.vocabulary} logits",
         ),
     ]
     compressed = _bytes_of(buffers, COMPRESSED_KEYS)
@@ -308,6 +309,9 @@ def attention_scratch(plan: ModelPlan) -> int:
         return 0
     a, size = plan.architecture, ELEMENT_BYTES[plan.compute_dtype]
     partial = 3 * plan.step_tokens * a.q_width * size
+    if plan.quantized_kv:
+        # What rounding the new keys and values makes of them, one after the other.
+        partial += 6 * plan.step_tokens * 2 * a.kv_width * 4
     if plan.selection is None:
         return partial
     # Products, what is exponentiated and masked, and the compressed keys themselves in fp32.
@@ -322,7 +326,7 @@ def sampling_scratch(plan: ModelPlan) -> int:
     """What drawing tokens allocates for a moment."""
     if plan.device == "cuda":
         return 0
-    return min(plan.max_sequences, SAMPLING_ROWS) * plan.architecture.vocabulary * SAMPLING_BYTES
+    return min(plan.logit_rows, SAMPLING_ROWS) * plan.architecture.vocabulary * SAMPLING_BYTES
 
 
 def model_bytes(plan: ModelPlan) -> int:

@@ -18,8 +18,21 @@ ELEMENT_BYTES = {
     "int64": 8,
     "int32": 4,
     "uint8": 1,
+    "int8": 1,
 }
 """Bytes of an element, by dtype name."""
+
+KV_TYPES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "int8": "int8",
+    "fp8": "float8_e4m3fn",
+}
+"""Types of keys and values, by the names that the configuration has for them."""
+
+QUANTIZED_STORAGE = {"int8": "int8", "float8_e4m3fn": "uint8"}
+"""What buffers of quantized keys and values are made of: bytes, of which no type needs to know more."""
 
 WEIGHTS, KV_PAGES, COMPRESSED_KEYS, ACTIVATIONS, LOGITS = (
     "weights",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from plugins_trt.contract import BLOCK, COARSE_KERNEL, COARSE_STRIDE, KERNEL, STRIDE
-from plugins_trt.quantized.reference import STORAGE, dequantize, quantize
+from plugins_trt.quantized.reference import dequantize, format_of, quantize
 
 
 @dataclass
@@ -39,7 +39,7 @@ class QuantizedPages(Pages):
     @property
     def kv_dtype(self) -> str:
         """Which of the formats."""
-        return next(name for name, storage in STORAGE.items() if storage == self.keys.dtype)
+        return format_of(self.keys.dtype)
 
     def read(self, kind: str, table: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """The "keys" or "values" in `slots` of a sequence as they are stored, float32 [n, Hkv, D]."""

@@ -46,14 +46,14 @@ __device__ __forceinline__ void add_scores(
 template <int kDim>
 __device__ __forceinline__ void load_values(u32 (&words)[4][kDim / 32], u32 tile, int lane) {
     int g = lane >> 2, t = lane & 3;
-    u32 even = tile + byte_piece<kDim>(2 * t, kDim == 128 ? g : g >> 1);
+    u32 even = byte_piece<kDim>(2 * t, kDim == 128 ? g : g >> 1);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         if constexpr (kDim == 128) {  // (the row's last bit is one of its piece's, too)
-            uint4 x = shared_uint4((i % 2 ? (even ^ 16u) + kDim : even) + i / 2 * 8 * kDim);
+            uint4 x = shared_uint4(tile + (i % 2 ? (even ^ 16u) + kDim : even) + i / 2 * 8 * kDim);
             words[i][0] = x.x, words[i][1] = x.y, words[i][2] = x.z, words[i][3] = x.w;
         } else {
-            uint2 x = shared_uint2((i % 2 ? even ^ 64u : even) + i / 2 * 8 * kDim + (g & 1) * 8);
+            uint2 x = shared_uint2(tile + (i % 2 ? even ^ 64u : even) + i / 2 * 8 * kDim + (g & 1) * 8);
             words[i][0] = x.x, words[i][1] = x.y;
         }
     }

@@ -41,7 +41,20 @@ def quantize(x: torch.Tensor, kv_dtype: str) -> tuple[torch.Tensor, torch.Tensor
     return scaled.to(torch.float8_e4m3fn).view(torch.uint8), scales
 
 
+def format_of(storage: torch.dtype) -> str:
+    """Which format is held in this dtype."""
+    return next(name for name, dtype in STORAGE.items() if dtype == storage)
+
+
+def widen(stored: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
+    """As `dequantize`, into `out`."""
+    out.copy_(_numbers(stored)).mul_(scales[..., None])
+
+
 def dequantize(stored: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """The rows in float32, exactly: `stored` `[.., D]`, `scales` `[..]`."""
-    numbers = stored.view(torch.float8_e4m3fn) if stored.dtype == torch.uint8 else stored
-    return numbers.float() * scales.float()[..., None]
+    return _numbers(stored).float() * scales.float()[..., None]
+
+
+def _numbers(stored: torch.Tensor) -> torch.Tensor:
+    return stored.view(torch.float8_e4m3fn) if stored.dtype == torch.uint8 else stored
