@@ -77,6 +77,7 @@ def _check_memory(config: Config, report: Report) -> None:
 def _check_model(model: ModelConfig, path: str, report: Report) -> None:
     if model.rope_scaling is not None:
         _check_rope(model.rope_scaling, f"{path}.rope_scaling", report)
+    _check_speculation(model, f"{path}.speculation", report)
     if model.prefill_chunk > model.context_length and report.sound(
         f"{path}.prefill_chunk", f"{path}.context_length"
     ):
@@ -105,6 +106,23 @@ def _check_model(model: ModelConfig, path: str, report: Report) -> None:
             f"{path}.executor",
             "found tensorrt with device: cpu, and TensorRT needs a GPU",
             "write executor: torch, or device: cuda",
+        )
+
+
+def _check_speculation(model: ModelConfig, path: str, report: Report) -> None:
+    speculation = model.speculation
+    depth, size = speculation.depth, speculation.tree_size
+    if depth is not None and depth >= size and report.sound(f"{path}.depth", f"{path}.tree_size"):
+        report.refuse(
+            f"{path}.depth",
+            f"found {depth}, and a tree of {size} tokens (tree_size) holds {size - 1} below its root",
+            f"write at most {size - 1}" if size > 1 else "write method: off, or a larger tree_size",
+        )
+    if model.device == "cuda" and speculation.method != "off" and report.sound(f"{path}.method"):
+        report.refuse(
+            f"{path}.method",
+            f"found {speculation.method} with device: cuda, whose executor verifies no drafts yet",
+            "write method: off, or device: cpu",
         )
 
 

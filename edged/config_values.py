@@ -75,7 +75,8 @@ def _truth(node: yaml.ScalarNode, allowed: str) -> bool:
 
 def _text(node: yaml.ScalarNode, metadata: Mapping[str, Any], allowed: str) -> str:
     value: str = node.value
-    if node.tag != _TAG + "str":
+    is_choice = metadata["choices"] and value in metadata["choices"]  # YAML 1.1 takes off for a truth value
+    if node.tag != _TAG + "str" and not is_choice:
         quoted = f'; text that looks like something else needs quotes: "{value}"'
         raise Refusal(f"write {allowed}" + (quoted if not metadata["choices"] and len(value) <= 60 else ""))
     if not value.isprintable():

@@ -12,6 +12,7 @@ import time
 import numpy as np
 
 from edged.executor.base import PAGE_TOKENS, Executor, ExecutorLimits, FloatArray, Int32Array, StepBatch
+from edged.executor.batch_check import check_batch
 
 
 def next_token(history, vocabulary, *, seed=0, temperature=0.0):
@@ -45,6 +46,12 @@ def generate(prompt, count, vocabulary, **sampling):
     return history[len(prompt) :]
 
 
+def nodes_of(batch, row):
+    """The nodes from the root to a row's, which is one of a tree."""
+    mask = int(batch.tree_masks[row])
+    return [node for node in range(64) if mask >> node & 1]
+
+
 class FakeExecutor(Executor):
     """See the module.
 
@@ -67,6 +74,7 @@ class FakeExecutor(Executor):
         self.slow_load = slow_load
         self.memory = np.full((limits.pages, PAGE_TOKENS), -1, np.int64)
         self.batches = []
+        self.trees = 0
 
     def load(self, progress):
         for done in range(3):
@@ -87,17 +95,17 @@ class FakeExecutor(Executor):
             time.sleep(1e6)
         if self.fail_at is not None and len(self.batches) >= self.fail_at:
             raise RuntimeError("the device fell off the bus")
-        drawn = []
+        drawn = np.zeros(len(batch.logit_rows), np.int32)
         for row, history in self._run(batch):
             sampling = batch.sampling[row]
             if sampling.temperature:
                 assert sampling.position == len(history)
-            drawn.append(
-                next_token(
-                    history, self._limits.vocabulary, seed=sampling.seed, temperature=sampling.temperature
-                )
+            drawn[row] = next_token(
+                history, self._limits.vocabulary, seed=sampling.seed, temperature=sampling.temperature
             )
-        return np.array(drawn, np.int32)
+        if batch.tree_masks is not None:
+            self._keep(batch, drawn)
+        return drawn
 
     def logits(self, batch: StepBatch) -> FloatArray:
         rows = np.zeros((len(batch.logit_rows), self._limits.vocabulary), np.float32)
@@ -145,6 +153,9 @@ class FakeExecutor(Executor):
             assert len(set(batch.page_tables[index].tolist())) == len(batch.page_tables[index])
             others = [t.tolist() for other, t in enumerate(batch.page_tables) if other != index]
             assert not set(pages) & {page for table in others for page in table}, "a shared page is written"
+        if batch.tree_masks is not None:
+            self.trees += 1
+            check_batch(batch, limits)
         needed = {row: index for index, row in enumerate(batch.logit_rows.tolist())}
         histories = []
         for index, length in enumerate(lengths):
@@ -152,12 +163,20 @@ class FakeExecutor(Executor):
             table = batch.page_tables[index]
             total = length + end - first
             assert end > first
-            assert total <= limits.context_length
-            assert len(table) == -(-total // PAGE_TOKENS), "the table covers the tokens and no more"
-            assert batch.positions[first:end].tolist() == list(range(length, total))
+            assert self.trees or total <= limits.context_length
+            pages = -(-total // PAGE_TOKENS)
+            assert len(table) == pages or (self.trees and len(table) > pages), "the table covers no more"
+            tree = batch.tree_masks is not None and batch.tree_masks[first] != 0
+            assert tree or batch.positions[first:end].tolist() == list(range(length, total))
             slots = np.arange(length, total)
             self.memory[table[slots // PAGE_TOKENS], slots % PAGE_TOKENS] = batch.token_ids[first:end]
             for row in range(first, end):
+                if tree:
+                    slots = np.array([*range(length), *(length + node for node in nodes_of(batch, row))])
+                    histories.append(
+                        (needed[row], self.memory[table[slots // PAGE_TOKENS], slots % PAGE_TOKENS])
+                    )
+                    continue
                 if row in needed:
                     assert row == end - 1
                     slots = np.arange(total)
@@ -165,3 +184,24 @@ class FakeExecutor(Executor):
                         (needed[row], self.memory[table[slots // PAGE_TOKENS], slots % PAGE_TOKENS])
                     )
         return histories
+
+    def _keep(self, batch, drawn):
+        """Move the accepted nodes; what lies behind them is lost."""
+        starts, lengths = batch.sequence_starts.tolist(), batch.lengths.tolist()
+        row_of = {token: row for row, token in enumerate(batch.logit_rows.tolist())}
+        for index, length in enumerate(lengths):
+            first, end = starts[index], starts[index + 1]
+            if not batch.tree_masks[first]:
+                continue
+            path = [0]
+            for node in range(1, end - first):
+                parents = nodes_of(batch, first + node)[:-1]
+                if parents == path and batch.token_ids[first + node] == drawn[row_of[first + path[-1]]]:
+                    path.append(node)
+            slots = length + np.array(path)
+            table = batch.page_tables[index]
+            tokens = self.memory[table[slots // PAGE_TOKENS], slots % PAGE_TOKENS]
+            slots = np.arange(length, length + end - first)
+            self.memory[table[slots // PAGE_TOKENS], slots % PAGE_TOKENS] = -1
+            slots = np.arange(length, length + len(path))
+            self.memory[table[slots // PAGE_TOKENS], slots % PAGE_TOKENS] = tokens

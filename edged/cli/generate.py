@@ -105,6 +105,12 @@ def command(
     ] = False,
     session: SessionOption = "",
     priority: PriorityOption = 0,
+    no_speculation: Annotated[
+        bool,
+        typer.Option(
+            "--no-speculation", help="Verify no draft tokens; the text is the same.", show_default=False
+        ),
+    ] = False,
     as_json: Annotated[
         bool,
         typer.Option(
@@ -164,6 +170,7 @@ def command(
             ignore_eos=ignore_eos,
             session=session,
             priority=priority,
+            no_speculation=no_speculation,
             timeout=timeout,
             **form_options,
         )
@@ -313,5 +320,7 @@ def describe_finish(finished: Finished) -> str:
     ]
     if timings.decode_seconds > 0 and usage.generated_tokens > 1:
         parts.append(f"{(usage.generated_tokens - 1) / timings.decode_seconds:.1f} tokens/s")
+    if usage.drafted_tokens:
+        parts.append(f"{usage.accepted_tokens} of {usage.drafted_tokens} drafts accepted")
     parts.append(f"ended by {finished.reason.replace('_', ' ')}")
     return "[" + "; ".join(parts) + "]"

@@ -107,6 +107,7 @@ def _speeds_table(models: list[control_pb2.ModelStatus]) -> Table:
         ("pages cached", lambda model: str(model.pages_cached)),
         ("sessions", lambda model: f"{model.sessions} with {model.pages_pinned} pages"),
         ("suspended", _suspended),
+        ("drafts accepted", _drafts),
     ):
         table.add_row(name, *(show_one(model) for model in models))
     return table
@@ -121,6 +122,13 @@ def _suspended(model: control_pb2.ModelStatus) -> str:
     if not model.host_pages:
         return "off"
     return f"{model.suspended} ({model.suspensions} so far)"
+
+
+def _drafts(model: control_pb2.ModelStatus) -> str:
+    if model.speculation in ("", "off"):
+        return "off"
+    share = f" ({model.accepted_tokens / model.drafted_tokens:.0%})" if model.drafted_tokens else ""
+    return f"{model.accepted_tokens} of {model.drafted_tokens}{share}"
 
 
 def _table(left: tuple[str, ...], right: tuple[str, ...]) -> Table:

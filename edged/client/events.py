@@ -84,6 +84,10 @@ class Usage:
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
+    drafted_tokens: int = 0
+    """Draft tokens that were verified."""
+    accepted_tokens: int = 0
+    """Those of them that were the ones drawn."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +243,13 @@ def _read_finished(finished: inference_pb2.Finished) -> Finished:
         text=finished.text,
         matched_stop=finished.matched_stop,
         matched_token_id=finished.matched_token_id if finished.HasField("matched_token_id") else None,
-        usage=Usage(usage.prompt_tokens, usage.cached_tokens, usage.generated_tokens),
+        usage=Usage(
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.generated_tokens,
+            usage.drafted_tokens,
+            usage.accepted_tokens,
+        ),
         timings=Timings(
             timings.queue_seconds, timings.prefill_seconds, timings.decode_seconds, timings.steps
         ),

@@ -58,6 +58,7 @@ class GenerateOptions(ChatOptions, total=False):
     tool_choice: str | None
     tool: str | None
     raw: bool
+    no_speculation: bool
 
 
 _SAMPLING = (
@@ -96,6 +97,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.
     set_field(request, "priority", options.get("priority"))
     set_field(request, "session", options.get("session"))
     set_field(request, "keep_special_tokens", options.get("keep_special_tokens"))
+    set_field(request, "no_speculation", options.get("no_speculation"))
     for name in _SAMPLING:
         set_field(request.sampling, name, options.get(name))
     _put_bias(request.sampling, options)

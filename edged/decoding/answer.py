@@ -65,6 +65,10 @@ class Answer:
         """Whether it takes no more tokens."""
         return self.finish is not None
 
+    def ends_with(self, token_id: int) -> bool:
+        """Whether a token ends it by itself."""
+        return token_id in self._token_ids
+
     def accept(self, token_id: int) -> str:
         """Take the next drawn token; return the text that became final with it.
 

@@ -96,7 +96,7 @@ class TorchExecutor(Executor):
             self._decoder,
             self.buffers,
             torch.from_numpy(frequencies).to(device),
-            plan.max_sequences,
+            plan.logit_rows,
             plan.selection,
         )
 

@@ -72,11 +72,11 @@ def accepted_paths(batch: StepBatch, drawn: Int32Array) -> dict[int, list[int]]:
     }
 
 
-def move_nodes(kv: torch.Tensor, table: Int32Array, length: int, path: Sequence[int]) -> None:
+def move_nodes(pools: Sequence[torch.Tensor], table: Int32Array, length: int, path: Sequence[int]) -> None:
     """Move accepted nodes to the slots behind a sequence's earlier tokens, in every layer.
 
     Args:
-        kv: ``[layers, 2 kv_heads, pages * 64, D]``.
+        pools: What is stored of tokens, ``[layers, 2 kv_heads, pages * 64, ..]`` each.
         table: Pages of the sequence.
         length: Tokens it had stored.
         path: Accepted nodes, root first.
@@ -86,4 +86,5 @@ def move_nodes(kv: torch.Tensor, table: Int32Array, length: int, path: Sequence[
         places = length + np.array(moved, np.int64)  # [n, 2]
         slots = table[places // PAGE_TOKENS].astype(np.int64) * PAGE_TOKENS + places % PAGE_TOKENS
         source, target = torch.from_numpy(slots).unbind(1)
-        kv[:, :, target] = kv[:, :, source]
+        for pool in pools:
+            pool[:, :, target] = pool[:, :, source]

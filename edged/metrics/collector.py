@@ -40,6 +40,8 @@ _COUNTERS = (
     ("edged_cached_tokens", "cached_tokens", "Prompt tokens that the prefix cache held."),
     ("edged_generated_tokens", "generated_tokens", "Generated tokens since the engine started."),
     ("edged_steps", "steps", "Steps since the engine started."),
+    ("edged_drafted_tokens", "drafted_tokens", "Draft tokens that were verified."),
+    ("edged_accepted_tokens", "accepted_tokens", "Draft tokens that were the ones drawn."),
     ("edged_suspensions", "suspensions", "Times that a request was suspended."),
 )
 

@@ -29,7 +29,44 @@ class BatchBuilder:
         self._positions = np.zeros(limits.max_step_tokens, np.int32)  # [T]
         self._starts = np.zeros(limits.max_sequences + 1, np.int32)  # [S + 1]
         self._lengths = np.zeros(limits.max_sequences, np.int32)  # [S]
+        self._masks = np.zeros(limits.max_step_tokens, np.uint64)  # [T]
         self._counting = np.arange(limits.max_step_tokens + 1, dtype=np.int32)  # [T + 1]
+
+    def build_with_trees(self, decoding: Sequence[Request]) -> StepBatch:
+        """The step of requests that decode, some of which bring trees of draft tokens."""
+        tables: list[Int32Array] = []
+        sampling: list[SamplingRow] = []
+        first = 0
+        for index, request in enumerate(decoding):
+            stored, verification = request.stored, request.verification
+            tokens, depths, masks = [request.last_token], [0], [0]
+            if verification is not None:
+                tree = verification.tree
+                tokens, depths, masks = tree.tokens, tree.depths, tree.masks
+                sampling += verification.sampling_rows()
+            else:
+                sampling.append(request.sampling_row(stored + 1))
+            end = first + len(tokens)
+            self._token_ids[first:end] = tokens
+            self._positions[first:end] = depths
+            self._positions[first:end] += stored
+            self._masks[first:end] = masks
+            self._lengths[index] = stored
+            self._starts[index + 1] = end
+            if stored + len(tokens) > request.room:
+                self._grow(request, stored + len(tokens))
+            tables.append(request.pages)
+            first = end
+        return StepBatch(
+            token_ids=self._token_ids[:first],
+            positions=self._positions[:first],
+            sequence_starts=self._starts[: len(decoding) + 1],
+            lengths=self._lengths[: len(decoding)],
+            page_tables=tables,
+            logit_rows=self._counting[:first],
+            sampling=sampling,
+            tree_masks=self._masks[:first],
+        )
 
     def build(
         self, decoding: Sequence[Request], pieces: Sequence[tuple[Request, int]]

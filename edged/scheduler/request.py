@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from edged.decoding.sampling import Sampling
     from edged.executor.host_sampler import HostSampler
     from edged.memory.kv_pool import PageTable
+    from edged.scheduler.verification import Verification
+    from edged.speculation.speculator import SequenceDrafts
 
 
 class Request:
@@ -36,6 +38,7 @@ class Request:
         session: Name of the conversation whose pages stay pinned after it; empty for none.
         host: Draws its tokens where the device cannot.
         grammar: The form that its answer must have; ``host`` knows it, too.
+        speculates: Whether draft tokens may be verified for it.
     """
 
     __slots__ = (
@@ -45,6 +48,7 @@ class Request:
         "cached_tokens",
         "deadline",
         "digests",
+        "drafts",
         "finished_at",
         "first_token_at",
         "generated",
@@ -64,6 +68,7 @@ class Request:
         "sampling",
         "saved",
         "session",
+        "speculates",
         "started_at",
         "steps",
         "stored",
@@ -71,9 +76,10 @@ class Request:
         "table",
         "tenant",
         "urgency",
+        "verification",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - a request has as many fields as it has
         self,
         request_id: str,
         token_ids: Sequence[int] | Int32Array,
@@ -89,6 +95,7 @@ class Request:
         session: str = "",
         host: HostSampler | None = None,
         grammar: AnswerGrammar | None = None,
+        speculates: bool = True,
     ) -> None:
         self.request_id = request_id
         self.prompt: Int32Array = np.asarray(token_ids, np.int32)  # [P]
@@ -103,6 +110,7 @@ class Request:
         self.session = session
         self.host = host
         self.grammar = grammar
+        self.speculates = speculates
         self.urgency = 0.0
         """Who goes first, given by the queue: larger is sooner, and it does not change while time passes."""
         self.started_at = 0.0
@@ -135,6 +143,10 @@ class Request:
         """The pages of ``table`` that are in use."""
         self.room = 0
         """Tokens that fit in ``pages``."""
+        self.drafts: SequenceDrafts | None = None
+        """Its draft tokens and what came of them; None where there is no speculation."""
+        self.verification: Verification | None = None
+        """Its tree in the current step, if it brings one."""
         self._greedy = SamplingRow(host=host) if sampling.temperature == 0 else None
 
     @property
@@ -151,6 +163,11 @@ class Request:
     def unstored(self) -> int:
         """Tokens of prompt and answer that are not stored yet: one where it decodes, more after forced ones."""
         return len(self.prompt) + len(self.generated) - self.stored
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that it may still generate."""
+        return self.max_tokens - len(self.generated)
 
     def accept(self, token: int) -> None:
         """Take a token that was drawn or forced."""
@@ -187,6 +204,13 @@ class Request:
             return prompt[start:end]
         drawn = np.array(self.generated[max(start - size, 0) : end - size], np.int32)
         return drawn if start >= size else np.concatenate((prompt[start:], drawn))
+
+    def may_go_on_with(self, tokens: Sequence[int]) -> int:
+        """How many of these draft tokens could be its next ones: none that ends it, and none outside its grammar."""
+        count = next(
+            (place for place, token in enumerate(tokens) if self.answer.ends_with(token)), len(tokens)
+        )
+        return count if self.grammar is None or not count else self.grammar.admissible(tokens[:count])
 
     def sampling_row(self, position: int) -> SamplingRow:
         """How the token at ``position`` of the sequence is drawn."""

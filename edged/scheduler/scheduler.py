@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from edged.errors import DeadlineError, InvalidArgumentError
 from edged.executor.base import PAGE_TOKENS, ExecutorLimits, StepBatch
 from edged.scheduler.batch import BatchBuilder, share_prompt_tokens
+from edged.scheduler.drafting import Drafting
 from edged.scheduler.estimate import Estimator
 from edged.scheduler.holdings import Holdings
 from edged.scheduler.pace import Pace
@@ -24,6 +25,7 @@ from edged.scheduler.queue import WaitingQueue
 
 if TYPE_CHECKING:
     from edged.scheduler.request import Request
+    from edged.speculation.speculator import Speculator
 
 
 class Scheduler:
@@ -39,6 +41,7 @@ class Scheduler:
         aging: Seconds of waiting that weigh as much as one step of priority.
         prefill_share: Part of a step's time that prompts may take while streams run; 1: any.
         holdings: Pages, cache, sessions and host memory; a pool without any of the three by default.
+        speculator: Chooses draft tokens; none are verified without it. ``holdings`` count with its trees.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Scheduler:
         aging: float = 10.0,
         prefill_share: float = 1.0,
         holdings: Holdings | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         if limits.max_step_tokens < limits.max_sequences:
             raise ValueError(
@@ -70,6 +74,7 @@ class Scheduler:
         """Prompt tokens in the current batch."""
         self.suspensions = 0
         """Times that a request was moved to host memory."""
+        self._drafting = None if speculator is None else Drafting(speculator)
         self._prefill_chunk = prefill_chunk
         self._estimator = Estimator(self.pace, limits.max_sequences, self.holdings.pages_of)
         self._builder = BatchBuilder(limits, self.holdings.grow)
@@ -168,6 +173,12 @@ class Scheduler:
             prompts = self._prompt_pieces(len(decoding) + sum(tokens for _, tokens in forced))
             self.prompt_tokens = sum(tokens for _, tokens in prompts)
             self._pieces = forced + prompts
+            # Beside pieces of prompts no drafts are verified: such a step is full as it is.
+        elif self._drafting is not None and self._drafting.draft(
+            decoding, self.limits.max_step_tokens - len(decoding)
+        ):
+            self.drawing = decoding
+            return self._builder.build_with_trees(decoding)
         batch, self.drawing = self._builder.build(decoding, self._pieces)
         return batch
 
@@ -178,11 +189,16 @@ class Scheduler:
             seconds: What the step took; 0 where nothing is to be learnt from it.
         """
         if seconds:
-            self.pace.note(len(self._decoding), self.prompt_tokens, seconds)
+            plain = seconds
+            if self._drafting is not None and not self._pieces:
+                plain = self._drafting.note_step(self._decoding, seconds)
+            self.pace.note(len(self._decoding), self.prompt_tokens, plain)
         complete = self.holdings.complete
         for request in self._decoding:
-            request.stored += 1
             request.steps += 1
+            if request.verification is not None:
+                continue  # how much of its tree stays is known when its tokens have been taken (verified)
+            request.stored += 1
             if not request.stored % PAGE_TOKENS:
                 complete(request)
         for request, tokens in self._pieces:
@@ -190,6 +206,16 @@ class Scheduler:
             request.steps += 1
             complete(request)
         self._decoding, self._pieces = [], []
+
+    def verified(self, request: Request) -> None:
+        """A request has taken what its tree gave: the accepted nodes are in its pages."""
+        verification = request.verification
+        assert verification is not None, "only asked of a request that brought a tree"  # noqa: S101
+        request.verification = None
+        request.stored += len(verification.path)
+        self.holdings.complete(request)
+        if self._drafting is not None:
+            self._drafting.note_verified(request, verification)
 
     def check(self) -> None:
         """Hold the state against its own invariants; for tests and the engine's idle self-check.

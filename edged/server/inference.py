@@ -190,6 +190,7 @@ class Inference:
             skip_special_tokens=not request.keep_special_tokens,
             kept_token_ids=answer_format.kept_token_ids,
             grammar=grammar,
+            speculation=not request.no_speculation,
         )
         return submit, answer_format
 

@@ -33,6 +33,9 @@ _COPIED = (
     "host_pages",
     "host_pages_free",
     "retry_seconds",
+    "speculation",
+    "drafted_tokens",
+    "accepted_tokens",
 )
 """Fields that have one name in both."""
 

@@ -69,6 +69,8 @@ def finished_response(message: Finished) -> inference_pb2.GenerateResponse:
                 prompt_tokens=message.prompt_tokens,
                 cached_tokens=message.cached_tokens,
                 generated_tokens=message.generated_tokens,
+                drafted_tokens=message.drafted_tokens,
+                accepted_tokens=message.accepted_tokens,
             ),
             timings=types_pb2.Timings(
                 queue_seconds=timings.queue,

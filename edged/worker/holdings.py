@@ -35,4 +35,5 @@ def make_holdings(config: ModelConfig, executor: Executor) -> Holdings:
         session_pages=int(pages * config.session_share) if config.prefix_cache else 0,
         host=host,
         model=config.name,
+        extra_tokens=config.speculation.most_nodes - 1,
     )

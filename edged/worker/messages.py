@@ -88,6 +88,8 @@ class Submit(Message, frozen=True):
     skip_special_tokens: bool = True
     kept_token_ids: tuple[int, ...] = ()
     """Special tokens that stay in the text all the same, because the daemon looks for them there."""
+    speculation: bool = True
+    """Whether draft tokens may be verified, where the model has them."""
     grammar: Grammar | None = None
     """The form of the answer."""
     tenant: str = ""
@@ -210,6 +212,12 @@ class ModelReport(msgspec.Struct, frozen=True):
     """Between two tokens of one request."""
     queue_time: Percentiles = Percentiles()
     """From a request's arrival to its start."""
+    speculation: str = "off"
+    """Where draft tokens come from."""
+    drafted_tokens: int = 0
+    """Draft tokens that were verified, since the engine started."""
+    accepted_tokens: int = 0
+    """Those of them that were the ones drawn."""
     step_times: tuple[StepBucket, ...] = ()
     """Steps by their size."""
 
@@ -273,6 +281,10 @@ class Finished(Message, frozen=True):
     matched_stop: str = ""
     matched_token_id: int | None = None
     timings: Timings = Timings()
+    drafted_tokens: int = 0
+    """Draft tokens that were verified."""
+    accepted_tokens: int = 0
+    """Those of them that were the ones drawn."""
 
 
 class Failed(Message, frozen=True):

@@ -15,7 +15,7 @@ from edged.log import get_logger
 from edged.scheduler.request import Request
 from edged.scheduler.scheduler import Scheduler
 from edged.worker.holdings import make_holdings
-from edged.worker.logprobs import token_logprobs
+from edged.worker.logprobs import last_logprobs, token_logprobs
 from edged.worker.measures import SpeedBook
 from edged.worker.messages import (
     Cancel,
@@ -28,11 +28,14 @@ from edged.worker.messages import (
     Timings,
     Tokens,
 )
+from edged.worker.request_terms import deadline_message, least_tokens
+from edged.worker.speculation import make_speculator
 
 if TYPE_CHECKING:
     from edged.config import ModelConfig
     from edged.decoding.detokenizer import TokenTexts
     from edged.executor.base import Executor
+    from edged.scheduler.verification import Verification
     from edged.worker.channel import EngineChannel
 
 _log = get_logger("engine")
@@ -76,6 +79,7 @@ class ModelRunner:
         self._texts = texts
         self._limits = executor.limits
         self._holdings = make_holdings(config, executor)
+        self._speculator = make_speculator(config, executor)
         self._scheduler = Scheduler(
             self._limits,
             prefill_chunk=config.prefill_chunk,
@@ -83,6 +87,7 @@ class ModelRunner:
             aging=aging,
             prefill_share=config.prefill_share,
             holdings=self._holdings,
+            speculator=self._speculator,
         )
         self._channel = channel
         self._send = channel.send
@@ -133,7 +138,7 @@ class ModelRunner:
         now = time.monotonic()
         expired = scheduler.expire(now)
         for request in expired:
-            self._fail(request.request_id, Code.DEADLINE_EXCEEDED, _deadline_message(request))
+            self._fail(request.request_id, Code.DEADLINE_EXCEEDED, deadline_message(request))
         batch = scheduler.next_batch(now)
         if scheduler.started:
             self._send_started()
@@ -146,18 +151,20 @@ class ModelRunner:
         scheduler.stepped(seconds)
         ended = []
         tokens = 0
-        for request, token in zip(scheduler.drawing, drawn.tolist(), strict=True):
-            if token == NO_TOKEN:
+        rows = iter(drawn.tolist())
+        for request in scheduler.drawing:
+            verification = request.verification
+            if verification is None:
+                count, forbidden = self._take(request, next(rows), seconds, now)
+            else:
+                verification.finish([next(rows) for _ in range(len(verification.tree))])
+                count, forbidden = self._take_verified(request, verification, seconds, now)
+            tokens += count
+            if forbidden:
                 scheduler.cancel(request.request_id, now)
                 why = request.grammar.error if request.grammar is not None else ""
                 self._fail(request.request_id, Code.INVALID_ARGUMENT, why or _ALL_FORBIDDEN)
-                continue
-            logprobs = token_logprobs(request.host, self._texts)
-            self._note_token(request, now)
-            taken, text = request.take(token)
-            self._send(Tokens(request.request_id, taken, text, seconds, logprobs))
-            tokens += len(taken)
-            if request.answer.finish is not None:
+            elif request.answer.finish is not None:
                 self._send_finished(request, now)
                 ended.append(request)
         for request in ended:
@@ -171,6 +178,28 @@ class ModelRunner:
             self._prompt_tokens += scheduler.prompt_tokens
             self._speeds.prompt.add(scheduler.prompt_tokens, now)
         return bool(ended or expired)
+
+    def _take(self, request: Request, token: int, seconds: float, now: float) -> tuple[int, bool]:
+        """Take a drawn token and queue what came of it: how many tokens, and whether none was left to be drawn."""
+        if token == NO_TOKEN:
+            return 0, True
+        logprobs = last_logprobs(request.host, self._texts)
+        self._note_tokens(request, 1, now)
+        taken, text = request.take(token)
+        self._send(Tokens(request.request_id, taken, text, seconds, logprobs))
+        return len(taken), False
+
+    def _take_verified(
+        self, request: Request, verification: Verification, seconds: float, now: float
+    ) -> tuple[int, bool]:
+        """Queue what came of a tree: how many tokens, and whether none was left to be drawn at its end."""
+        taken = tuple(verification.taken)
+        if taken:
+            logprobs = tuple(token_logprobs(found, self._texts) for found in verification.logprobs)
+            self._note_tokens(request, verification.draws, now)
+            self._send(Tokens(request.request_id, taken, verification.text, seconds, logprobs))
+        self._scheduler.verified(request)
+        return len(taken), verification.forbidden
 
     def fail_all(self, running: str, waiting: str, retry_seconds: float) -> None:
         """End every request because the engine ends.
@@ -229,6 +258,9 @@ class ModelRunner:
             first_token=speeds.first_token.percentiles(),
             between_tokens=speeds.between_tokens.percentiles(),
             queue_time=speeds.queue.percentiles(),
+            speculation=config.speculation.method,
+            drafted_tokens=0 if self._speculator is None else self._speculator.drafted,
+            accepted_tokens=0 if self._speculator is None else self._speculator.accepted,
         )
 
     def sessions(self) -> tuple[SessionReport, ...]:
@@ -297,20 +329,22 @@ class ModelRunner:
             deadline=message.deadline,
             priority=message.priority,
             arrived=now,
-            least_tokens=_least_tokens(message),
+            least_tokens=least_tokens(message),
             tenant=message.tenant,
             session=message.session,
             host=make_host_sampler(message.sampling, message.stops, token_ids, grammar),
             grammar=grammar,
+            speculates=message.speculation,
         )
 
-    def _note_token(self, request: Request, now: float) -> None:
-        """Keep the times of a request's tokens."""
+    def _note_tokens(self, request: Request, draws: int, now: float) -> None:
+        """Keep the times of a request's tokens; those that one step gave share its time."""
         if request.first_token_at == 0.0:
             request.first_token_at = now
             self._speeds.first_token.add(now - request.arrived, now)
         else:
-            self._speeds.between_tokens.add(now - request.last_token_at, now)
+            for _ in range(draws):
+                self._speeds.between_tokens.add((now - request.last_token_at) / draws, now)
         request.last_token_at = now
 
     def _send_started(self) -> None:
@@ -327,6 +361,7 @@ class ModelRunner:
         answer = request.answer
         finish = answer.finish
         assert finish is not None, "only an answer that ended is finished"  # noqa: S101
+        drafts = request.drafts
         self._send(
             Finished(
                 request.request_id,
@@ -343,6 +378,8 @@ class ModelRunner:
                     decode=now - request.first_token_at,
                     steps=request.steps,
                 ),
+                drafted_tokens=0 if drafts is None else drafts.drafted,
+                accepted_tokens=0 if drafts is None else drafts.accepted,
             )
         )
 
@@ -351,19 +388,3 @@ class ModelRunner:
     ) -> None:
         self._send(Failed(request_id, code.value, message, retry_seconds, field))
         _log.debug("request failed", request_id=request_id, code=code.name, why=message)
-
-
-def _least_tokens(message: Submit) -> int:
-    """Tokens that an answer has whatever is drawn: all, where nothing but ``max_tokens`` can end it."""
-    stops = message.stops
-    can_end = stops.token_ids or stops.strings or message.grammar
-    return max(1, stops.min_tokens) if can_end else stops.max_tokens
-
-
-def _deadline_message(request: Request) -> str:
-    """Say how far a request came before its deadline."""
-    if request.started_at == 0.0:
-        return "the deadline passed while the request waited: give it more time or a higher priority"
-    if not request.answer.generated:
-        return f"the deadline passed after {request.stored} of {len(request.prompt)} prompt tokens: give it more time"
-    return f"the deadline passed after {request.answer.generated} tokens were generated: give it more time"

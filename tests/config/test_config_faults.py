@@ -53,6 +53,35 @@ ONE_FAULT = [
     (LEAST + "context_length: 64", "context_length", "unknown key", "it belongs at models[].context_length"),
     (model("contxt_length: 64"), "models[0].contxt_length", "unknown key", "did you mean context_length?"),
     (model("attention: {topk: 1}"), "models[0].attention.topk", "unknown key", "did you mean top_k?"),
+    # speculation
+    (
+        model("speculation: {method: ngram}"),
+        "models[0].speculation.method",
+        "found 'ngram'",
+        "off, prompt_lookup",
+    ),
+    (model("speculation: {method: on}"), "models[0].speculation.method", "found on", "off, prompt_lookup"),
+    (model("speculation: {tree_size: 65}"), "models[0].speculation.tree_size", "found 65", "1 to 64"),
+    (model("speculation: {tree_size: 0}"), "models[0].speculation.tree_size", "found 0", "1 to 64"),
+    (model("speculation: {depth: 0}"), "models[0].speculation.depth", "found 0", "1 to 63"),
+    (
+        model("speculation: {tree_size: 8, depth: 8}"),
+        "models[0].speculation.depth",
+        "found 8, and a tree of 8 tokens (tree_size) holds 7",
+        "write at most 7",
+    ),
+    (
+        model("speculation: {tree_size: 1, depth: 1}"),
+        "models[0].speculation.depth",
+        "holds 0 below its root",
+        "method: off, or a larger tree_size",
+    ),
+    (
+        model("device: cuda, speculation: {method: prompt_lookup}"),
+        "models[0].speculation.method",
+        "found prompt_lookup with device: cuda",
+        "method: off, or device: cpu",
+    ),
     # rope_scaling
     (model("rope_scaling: {}"), "models[0].rope_scaling", "neither preset nor type", "write one"),
     (

@@ -17,6 +17,7 @@ from edged.config import (
     QueueConfig,
     RopeScalingConfig,
     SocketConfig,
+    SpeculationConfig,
     ThermalConfig,
     TlsConfig,
     WatchdogConfig,
@@ -64,6 +65,7 @@ def test_every_key_arrives():
             residency: evictable
             threads: 4
             attention: {mode: sparse, dense_below: 0, top_k: 32, window: 1024, init_blocks: 2, lse: exact}
+            speculation: {method: off, tree_size: 12, depth: 4}
             rope_scaling: {preset: minicpm4-128k}
             tool_format: minicpm4
             reasoning_format: none
@@ -105,6 +107,7 @@ def test_every_key_arrives():
             residency="evictable",
             threads=4,
             attention=AttentionConfig("sparse", 0, 32, 1024, 2, "exact"),
+            speculation=SpeculationConfig("off", 12, 4),
             rope_scaling=RopeScalingConfig(preset="minicpm4-128k"),
             tool_format="minicpm4",
             reasoning_format="none",

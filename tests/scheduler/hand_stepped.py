@@ -40,6 +40,7 @@ class HandStepped:
         host_pages=0,
         executor=None,
         step_seconds=None,
+        speculator=None,
         **options,
     ):
         self.limits = ExecutorLimits(max_step_tokens, max_sequences, context, pages, vocabulary=97)
@@ -47,9 +48,20 @@ class HandStepped:
         host = HostPages(
             host_pages, self.executor.page_bytes, self.executor.read_pages, self.executor.write_pages
         )
-        self.holdings = Holdings(pages, caches=caches, session_pages=session_pages, host=host)
+        self.holdings = Holdings(
+            pages,
+            caches=caches,
+            session_pages=session_pages,
+            host=host,
+            extra_tokens=0 if speculator is None else speculator.tree_size - 1,
+        )
         self.scheduler = Scheduler(
-            self.limits, prefill_chunk=prefill_chunk, queue_capacity=queue, holdings=self.holdings, **options
+            self.limits,
+            prefill_chunk=prefill_chunk,
+            queue_capacity=queue,
+            holdings=self.holdings,
+            speculator=speculator,
+            **options,
         )
         self.step_seconds = step_seconds
         self.tokens = {}
@@ -84,12 +96,20 @@ class HandStepped:
             seconds = self.step_seconds(len(batch.lengths) - len(scheduler._pieces), scheduler.prompt_tokens)
             self.now += seconds
         scheduler.stepped(seconds)
-        for request, token in zip(scheduler.drawing, drawn.tolist(), strict=True):
-            taken, _ = request.take(token)
+        rows = drawn.tolist()
+        for request in scheduler.drawing:
+            verification = request.verification
+            if verification is None:
+                taken, _ = request.take(rows.pop(0))
+            else:
+                verification.finish([rows.pop(0) for _ in verification.tree.tokens])
+                scheduler.verified(request)
+                taken = verification.taken
             self.tokens.setdefault(request.request_id, []).extend(taken)
             if request.answer.finish is not None:
                 scheduler.finish(request, self.now)
                 ended.append(request)
+        assert not rows
         scheduler.check()
         return ended
 

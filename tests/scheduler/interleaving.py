@@ -114,7 +114,7 @@ class Run:
         executor: Made for `shape`; a fake one by default.
     """
 
-    def __init__(self, schedule, shape, extra, executor=None):
+    def __init__(self, schedule, shape, extra, executor=None, speculator=None):
         self.schedule = schedule
         self.pages = shape["pages"]
         self.bench = HandStepped(
@@ -122,6 +122,7 @@ class Run:
             max_step_tokens=shape["max_sequences"] + extra,
             context=CONTEXT,
             executor=executor,
+            speculator=speculator,
             # Odd times, so that the pace cuts prompts in odd ways.
             step_seconds=lambda streams, tokens: 1.0 + 0.01 * streams + 0.037 * tokens,
         )
@@ -143,7 +144,9 @@ class Run:
                 least_tokens=arrival.max_tokens,
             )
         except InvalidArgumentError:
-            assert len(arrival.prompt) + arrival.max_tokens > min(CONTEXT, 64 * self.pages)
+            tokens = len(arrival.prompt) + arrival.max_tokens
+            extra = bench.holdings._extra
+            assert tokens > CONTEXT or tokens + extra > 64 * self.pages
         except ResourceExhaustedError:
             assert bench.scheduler.queue.is_full
         except DeadlineError:
@@ -199,7 +202,7 @@ class Run:
         scheduler.check()
 
 
-def check(schedule, shape, extra, alone, *, executor=None):
+def check(schedule, shape, extra, alone, *, executor=None, speculator=None):
     """Drive one schedule and hold it; return its bench.
 
     Args:
@@ -208,8 +211,9 @@ def check(schedule, shape, extra, alone, *, executor=None):
         extra: Tokens that a step may hold beyond one for each sequence.
         alone: (prompt, count, sampling) to the tokens of a request that is alone.
         executor: Made for `shape`; a fake one by default.
+        speculator: Drafts for the requests; none by default.
     """
-    run = Run(schedule, shape, extra, executor)
+    run = Run(schedule, shape, extra, executor, speculator)
     run.run()
     run.check_answers(alone)
     run.check_nothing_is_left()
