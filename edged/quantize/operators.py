@@ -237,30 +237,39 @@ class CalibrationOperators:
         return self._state.hidden(stage, self._shape)
 
     def _quantize(self, x: Batches, spec: WeightSpec, name: str) -> _Made:
-        hessian, activation = self._statistics(x, spec.shape[1], name)
+        hessian, activation, left_out = self._statistics(x, spec.shape[1], name)
         weight = self._source.matrix(spec).to(self._device)
         if self._recipe.smooths and x.divide is not None:
             scales = find_scales(weight, hessian, activation, self._recipe, x.ties)
             scales = x.divide(scales)
             weight *= scales
             hessian /= scales.unsqueeze(0) * scales.unsqueeze(1)
-        return _Made(spec, quantize_weight(weight, hessian, self._recipe, name))
+            left_out /= scales.square()
+        return _Made(spec, quantize_weight(weight, hessian, self._recipe, name, left_out))
 
-    def _statistics(self, x: Batches, inputs: int, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """``X.T X`` ``[K, K]`` and the mean size of each channel ``[K]``, without the positions that are left out."""
+    def _statistics(
+        self, x: Batches, inputs: int, name: str
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """``X.T X`` ``[K, K]`` and the mean size of each channel ``[K]``, without the positions that are left out.
+
+        The third is what those would add to the diagonal, ``[K]``. All three are over the number of rows that count.
+        """
         hessian = torch.zeros(inputs, inputs, device=self._device)
         activation = torch.zeros(inputs, device=self._device)
+        left_out = torch.zeros(inputs, device=self._device)
         count = 0
         for batch in range(len(self._batches)):
-            rows = x.compute(batch)[:, self._recipe.skipped :].flatten(0, 1)  # [rows, K]
+            every = x.compute(batch)  # [S, L, K]
+            rows = every[:, self._recipe.skipped :].flatten(0, 1)  # [rows, K]
             hessian.addmm_(rows.t(), rows)
             activation += rows.abs().sum(dim=0)
+            left_out += every[:, : self._recipe.skipped].square().sum(dim=(0, 1))
             count += len(rows)
-        if not bool(activation.isfinite().all()):
+        if not bool((activation + left_out).isfinite().all()):
             raise CheckpointError(
                 f"{name}: its inputs hold NaN or infinity; the model or its type is at fault"
             )
-        return hessian / count, activation / count
+        return hessian / count, activation / count, left_out / count
 
     def _divide_rows(self, part: str, start: int, scales: torch.Tensor, *, ties_to: int) -> torch.Tensor:
         """Divide outputs of a linear of this half, and its bias; returns the numbers of the input channels."""

@@ -103,12 +103,12 @@ def test_each_hessian_is_that_of_the_inputs_in_the_quantized_model(
     """Every linear saw what comes through all quantized ones before it: what it sees in the finished model."""
     kind, method = case.split()
     skipped = 4 if method == "p-gptq" else 0
-    seen: dict[str, torch.Tensor] = {}
+    seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     real = operators_module.quantize_weight
 
-    def spy(weight, hessian, recipe, where):
-        seen[where] = hessian.clone()
-        return real(weight, hessian, recipe, where)
+    def spy(weight, hessian, recipe, where, left_out):
+        seen[where] = hessian.clone(), left_out.clone()
+        return real(weight, hessian, recipe, where, left_out)
 
     monkeypatch.setattr(operators_module, "quantize_weight", spy)
     used = calibration(folders[kind], text)
@@ -123,12 +123,15 @@ def test_each_hessian_is_that_of_the_inputs_in_the_quantized_model(
     with torch.inference_mode():
         model(torch.from_numpy(used.sequences))
     assert len(seen) == 12
-    for where, hessian in seen.items():
+    for where, (hessian, left_out) in seen.items():
         _, layer, part = where.split(".")
         for module in MODULES[part]:
-            x = inputs[f"model.layers.{layer}.{module}"][:, skipped:].flatten(0, 1).double()
+            every = inputs[f"model.layers.{layer}.{module}"].double()
+            x = every[:, skipped:].flatten(0, 1)
             expected = x.T @ x / len(x)
             assert torch.allclose(hessian.double(), expected, rtol=2e-3, atol=2e-3 * float(expected.max()))
+            first = every[:, :skipped].square().sum(dim=(0, 1)) / len(x)
+            assert torch.allclose(left_out.double(), first, rtol=2e-3, atol=2e-3 * float(expected.max()))
 
 
 class Unrounded(QuantizedWeight):
@@ -145,7 +148,7 @@ def test_smoothing_alone_changes_nothing(folders, text, tmp_path, monkeypatch, k
     scaled = []
     last: dict[int, np.ndarray] = {}
 
-    def keep(weight, hessian, recipe, where):
+    def keep(weight, hessian, recipe, where, left_out):
         made = quantize_rtn(weight.clone(), None, recipe, where)
         return Unrounded(made.numbers, made.grid, made.groups, weight)
 
