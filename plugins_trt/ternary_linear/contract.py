@@ -15,7 +15,7 @@ from plugins_trt.contract import (
     check_workspace,
     round_up,
 )
-from plugins_trt.ternary_linear.layout import BLOCK, GROUPS, TILE, check_sizes, tiles_of
+from plugins_trt.ternary_linear.layout import BLOCK, GROUPS, TILE, blocks_of, check_sizes, tiles_of
 
 SLAB = 64
 """Rows of x that a thread block takes at most."""
@@ -51,7 +51,7 @@ class LinearPlan:
     def of(cls, *, rows: int, outputs: int, inputs: int, multiprocessors: int) -> LinearPlan:
         """Cuts a product of up to `rows` rows for a device of `multiprocessors`."""
         check_at_least("multiprocessors", multiprocessors, 1)
-        tiles, blocks = tiles_of(outputs), ceil_div(inputs, BLOCK)
+        tiles, blocks = tiles_of(outputs), blocks_of(inputs)
         if rows <= FEW_ROWS and rows * inputs * 2 <= FEW_BYTES:
             # The least work of the busiest multiprocessor, where that is equal the fewest shares.
             def of_the_busiest(splits: int) -> int:
@@ -210,8 +210,10 @@ def check_weights(tiles: DeviceArray, scales: DeviceArray, inputs: int, outputs:
     check_array("tiles", tiles, words, (None, None, 32, 4))
     check_array("scales", scales, words, (tiles.shape[0], None, 8, None))
     blocks, count = tiles.shape[1], scale_count(scales)
-    if ceil_div(inputs, BLOCK) != blocks:
-        raise LaunchError(f"inputs: {inputs}, must be {blocks} blocks of {BLOCK}, as tiles has")
+    if blocks_of(inputs) != blocks:
+        raise LaunchError(
+            f"inputs: {inputs}, must be at most {blocks} blocks of {BLOCK}, as tiles has, and no two less"
+        )
     possible = tuple(BLOCK // group for group in GROUPS)
     if count and (scales.shape[1] != blocks or count not in possible):
         raise LaunchError(

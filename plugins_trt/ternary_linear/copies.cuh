@@ -1,15 +1,18 @@
-// Copies of few bytes; apart from the arithmetic, so that the latter can be compiled for a CPU.
+// Copies; apart from the arithmetic, so that the latter can be compiled for a CPU.
 #pragma once
 #include "common.cuh"
 
-// 4, 8 or 16 bytes from global to shared memory; zeros when `valid` is false.
-template <int kBytes>
-__device__ __forceinline__ void copy_few_async(u32 shared, const void* global, bool valid = true) {
-    if constexpr (kBytes == 16) {
-        copy_async(shared, global, valid);
-    } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global), "n"(kBytes),
-                     "r"(valid ? kBytes : 0)
-                     : "memory");
-    }
+// 16 bytes from global to shared memory, past L1, or nothing when `valid` is false; without a branch.
+__device__ __forceinline__ void copy_where(bool valid, u32 shared, const void* global) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.cg.shared.global.L2::128B [%0], [%1], 16; }" ::"r"(shared),
+        "l"(global), "r"((u32)valid)
+        : "memory");
+}
+
+// Asks for memory to be brought near, in L2: a multiple of 16 bytes.
+__device__ __forceinline__ void prefetch(const void* global, u32 bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+#endif
 }

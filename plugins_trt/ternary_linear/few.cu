@@ -1,72 +1,66 @@
 // The product of up to 8 rows of x with ternary weights: x lies in shared memory, the weights stream past it.
 //
 // Each warp of a thread block multiplies one tile of 16 outputs with a share of the inputs, of which there are `splits`;
-// the shares meet in shared memory at the end and are added up in their order. Every thread copies just what it will
-// multiply itself, so its ring needs no barrier. Weights do not depend on the launch before: their copies begin before
-// its end.
+// the shares meet in shared memory at the end and are added up in their order. A warp copies just what it will multiply
+// itself, so its ring needs no barrier. Weights do not depend on the launch before: their copies begin before its end, and
+// what the ring has no room for is brought into L2.
 #include "ternary_linear/ternary.cuh"
 
-#ifndef STAGES
-#define STAGES 8
-#endif
-#ifndef EARLY
-#define EARLY 0
-#endif
-#ifndef CHAINS
-#define CHAINS 2
-#endif
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kStages = STAGES;
-constexpr int kChains = CHAINS;
-constexpr u32 kWordBytes = 512;  // of a block of a tile
+constexpr int kStages = 4;
+constexpr int kFilled = kStages;
+constexpr int kPair = 2;                  // blocks of inputs of a stage
+constexpr u32 kWordBytes = kPair * 512;   // of a stage of a warp
 constexpr int kColumns = 8;
-constexpr u32 kRowPad = 64;      // so that eight rows of x lie in different banks
+constexpr u32 kPairBytes = kPair * kBlock * 2;  // of a row of x
+constexpr u32 kRowPad = 64;               // so that eight rows of x lie in different banks
 
 // kScales: of a block of inputs; 0: one of all inputs.
 template <typename T, int kScales>
 __device__ __forceinline__ void few(const Linear& args) {
     extern __shared__ __align__(16) unsigned char shared[];  // the rings of the warps, then x
     __shared__ float sums[kWarps][kColumns][kTile + 1];
-    constexpr u32 kScaleBytes = kScales * 4 * 32;
+    constexpr u32 kScaleBytes = kPair * 32 * kScales;
     constexpr u32 kStageBytes = kWordBytes + kScaleBytes;
     int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     int g = lane >> 2, t = lane & 3;
     int tiles_of_block = kWarps / args.splits;
     int first_tile = (int)blockIdx.x * tiles_of_block;
     int tile = first_tile + warp / args.splits, share = warp % args.splits;
-    int begin = args.blocks * share / args.splits, count = args.blocks * (share + 1) / args.splits - begin;
+    int pairs = args.blocks / kPair;
+    int begin = pairs * share / args.splits, count = pairs * (share + 1) / args.splits - begin;
     if (tile >= args.tile_count) count = 0;
 
-    u32 base = shared_address(shared);
-    u32 ring = base + warp * (kStages * kStageBytes);
-    const uint4* words = args.tiles + ((i64)tile * args.blocks + begin) * 32 + lane;
-    const u32* scales = args.scales + (((i64)tile * args.blocks + begin) * 8 + g) * kScales;
+    u32 ring = shared_address(shared) + warp * (kStages * kStageBytes);
+    i64 place = (i64)tile * args.blocks + begin * kPair;
+    const uint4* words = args.tiles + place * 32 + lane;
+    const uint4* scales = reinterpret_cast<const uint4*>(args.scales) + place * (2 * kScales) + lane;
+    bool copies_scales = lane < kPair * 2 * kScales;
     auto copy = [&](int slot, int ahead, bool valid) {  // `ahead` of `words`
-        if (valid) {
-            copy_async(ring + slot * kStageBytes + lane * 16, words + ahead * 32);
-            if constexpr (kScales != 0)
-                copy_few_async<kScales * 4>(
-                    ring + slot * kStageBytes + kWordBytes + lane * (kScales * 4), scales + ahead * (8 * kScales));
-        }
+        u32 stage = ring + slot * kStageBytes + lane * 16;
+        copy_where(valid, stage, words + ahead * (kPair * 32));
+        copy_where(valid, stage + 512, words + ahead * (kPair * 32) + 32);
+        if constexpr (kScales != 0) copy_where(valid && copies_scales, stage + kWordBytes, scales + ahead * (kPair * 2 * kScales));
         copy_commit();
     };
 #pragma unroll
-    for (int stage = 0; stage < kStages - 1; ++stage) copy(stage, stage, stage < count);
+    for (int stage = 0; stage < kFilled; ++stage) copy(stage, stage, stage < count);
+    if (lane == 0 && count > kFilled) {
+        prefetch(words + kFilled * (kPair * 32), (count - kFilled) * kWordBytes);
+    }
     u32 of_row = 0;
     if (kScales == 0 && tile < args.tile_count) of_row = args.scales[tile * 8 + g];
     wait_for_dependencies();
-#if EARLY
     launch_dependents();
-#endif
 
-    // x, rows of `blocks` blocks; behind the last input there are zeros.
+    // x, rows of `pairs` pairs of blocks; behind the last input there are zeros.
     unsigned char* x = shared + kWarps * kStages * kStageBytes;
-    u32 x_bytes = args.blocks * (kBlock * 2) + kRowPad;
+    u32 x_bytes = pairs * kPairBytes + kRowPad;
     {
         constexpr int kAtATime = 8;
-        int pieces = args.blocks * (kBlock / 8);
+        int pieces = pairs * (kPairBytes / 16);
         for (int row = 0; row < args.rows; ++row) {
             const u16* from = args.x + row * args.x_stride;
             unsigned char* to = x + row * x_bytes;
@@ -89,81 +83,71 @@ __device__ __forceinline__ void few(const Linear& args) {
     __syncthreads();
 
     // Rows behind the last are the last again: their products are not stored.
-    const unsigned char* own_x = x + min_int(g, args.rows - 1) * x_bytes + begin * (kBlock * 2) + t * 16;
+    const unsigned char* own_x = x + min_int(g, args.rows - 1) * x_bytes + begin * kPairBytes + t * 16;
     const unsigned char* own_ring = shared + warp * (kStages * kStageBytes);
-    float acc[4] = {};
-    float sum_of_row[kChains][4] = {};
+    float acc[kPair][4] = {};
+    uint4 next_block[kPair];
+    u32 next_both[kPair][kScales + 1];
+    auto load = [&](int slot) {
+        const unsigned char* stage = own_ring + slot * kStageBytes;
+#pragma unroll
+        for (int b = 0; b < kPair; ++b) {
+            next_block[b] = *reinterpret_cast<const uint4*>(stage + b * 512 + lane * 16);
+#pragma unroll
+            for (int j = 0; j < kScales; ++j)
+                next_both[b][j] = *reinterpret_cast<const u32*>(stage + kWordBytes + ((b * 8 + g) * kScales + j) * 4);
+        }
+    };
+    copy_wait<kStages - 1>();
+    if (kScales != 0) __syncwarp();
+    load(0);
     for (int first = 0; first < count; first += kStages) {
 #pragma unroll
         for (int slot = 0; slot < kStages; ++slot) {
             int i = first + slot;
             if (i >= count) break;
+            uint4 block[kPair];
+            u32 both[kPair][kScales + 1];
+#pragma unroll
+            for (int b = 0; b < kPair; ++b) {
+                block[b] = next_block[b];
+#pragma unroll
+                for (int j = 0; j < kScales; ++j) both[b][j] = next_both[b][j];
+            }
             copy_wait<kStages - 2>();
-            uint4 block = *reinterpret_cast<const uint4*>(own_ring + slot * kStageBytes + lane * 16);
-            u32 scale[kScales == 0 ? 1 : kScales];
-            if constexpr (kScales == 1)
-                scale[0] = *reinterpret_cast<const u32*>(own_ring + slot * kStageBytes + kWordBytes + lane * 4);
-            if constexpr (kScales == 2) {
-                uint2 two = *reinterpret_cast<const uint2*>(own_ring + slot * kStageBytes + kWordBytes + lane * 8);
-                scale[0] = two.x, scale[1] = two.y;
-            }
-            if constexpr (kScales == 4) {
-                uint4 four = *reinterpret_cast<const uint4*>(own_ring + slot * kStageBytes + kWordBytes + lane * 16);
-                scale[0] = four.x, scale[1] = four.y, scale[2] = four.z, scale[3] = four.w;
-            }
-            copy((slot + kStages - 1) % kStages, slot + kStages - 1, i + kStages - 1 < count);
-            float part[kChains][4];
+            if (kScales != 0) __syncwarp();
+            load((slot + 1) % kStages);
+            copy(slot, slot + kStages, i + kStages < count);
+            float part[kPair][4];
 #pragma unroll
             for (int u = 0; u < 4; ++u) {
-                uint4 b = *reinterpret_cast<const uint4*>(own_x + slot * (kBlock * 2) + u * 64);
-                u32 a[2][4];
-                weights_of(a, block, u);
-                // The chains: u 0, 1 and u 2, 3, or with few scales the two halves of each u.
                 constexpr int kPerScale = kScales == 0 ? 4 : 4 / kScales;
-                bool begins = kScales != 0 && u % kPerScale == 0;
 #pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    int chain = half % kChains;
-                    float(&sum)[4] = kScales == 0 ? sum_of_row[chain] : part[chain];
-                    u32 b0 = half == 0 ? b.x : b.z, b1 = half == 0 ? b.y : b.w;
-                    if (begins && (half == 0 || kChains == 2)) T::mma_first(sum, a[half][0], a[half][1], a[half][2], a[half][3], b0, b1);
-                    else T::mma(sum, a[half][0], a[half][1], a[half][2], a[half][3], b0, b1);
-                }
-                if constexpr (kScales != 0) {
-                    if ((u + 1) % kPerScale == 0) {
-                        u32 both = scale[u / kPerScale];
-                        float low = F16::low(both), high = F16::high(both);
+                for (int b = 0; b < kPair; ++b) {
+                    uint4 from_x = *reinterpret_cast<const uint4*>(own_x + slot * kPairBytes + b * (kBlock * 2) + u * 64);
+                    u32 a[2][4];
+                    weights_of(a, block[b], u);
+                    float(&sum)[4] = kScales == 0 ? acc[b] : part[b];
+                    if (kScales != 0 && u % kPerScale == 0) T::mma_first(sum, a[0][0], a[0][1], a[0][2], a[0][3], from_x.x, from_x.y);
+                    else T::mma(sum, a[0][0], a[0][1], a[0][2], a[0][3], from_x.x, from_x.y);
+                    T::mma(sum, a[1][0], a[1][1], a[1][2], a[1][3], from_x.z, from_x.w);
+                    if (kScales != 0 && (u + 1) % kPerScale == 0) {
+                        float low = F16::low(both[b][u / kPerScale]), high = F16::high(both[b][u / kPerScale]);
 #pragma unroll
-                        for (int chain = 0; chain < kChains; ++chain)
-#pragma unroll
-                            for (int e = 0; e < 4; ++e) acc[e] = fmaf(part[chain][e], e < 2 ? low : high, acc[e]);
+                        for (int e = 0; e < 4; ++e) acc[0][e] = fmaf(part[b][e], e < 2 ? low : high, acc[0][e]);
                     }
                 }
             }
         }
-        words += kStages * 32;
-        scales += kStages * 8 * kScales;
-        own_x += kStages * (kBlock * 2);
-#if !EARLY
-        // (the next launch has its turn when the weights of this one are asked for)
-#endif
+        words += kStages * (kPair * 32);
+        scales += kStages * (kPair * 2 * kScales);
+        own_x += kStages * kPairBytes;
     }
-#if !EARLY
-    launch_dependents();
-#endif
-    if constexpr (kScales == 0) {
-        float low = F16::low(of_row), high = F16::high(of_row);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            float sum = sum_of_row[0][e];
-            if constexpr (kChains == 2) sum += sum_of_row[1][e];
-            acc[e] = sum * (e < 2 ? low : high);
-        }
-    }
-    // acc: outputs g and g + 8 of rows 2t and 2t + 1
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-        if (2 * t + (e & 1) < args.rows) sums[warp][2 * t + (e & 1)][g + kHalf * (e >> 1)] = acc[e];
+        if constexpr (kScales == 0) acc[0][e] = (acc[0][e] + acc[1][e]) * (e < 2 ? F16::low(of_row) : F16::high(of_row));
+        // acc: outputs g and g + 8 of rows 2t and 2t + 1
+        if (2 * t + (e & 1) < args.rows) sums[warp][2 * t + (e & 1)][g + kHalf * (e >> 1)] = acc[0][e];
     }
     __syncthreads();
     int outputs = args.gated ? kHalf : kTile;  // of a tile

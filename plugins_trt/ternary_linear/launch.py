@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from plugins_trt.contract import KERNEL_DTYPES, ceil_div
 from plugins_trt.ternary_linear.contract import BLOCK_TILES, FEW_BYTES, FEW_ROWS, OCTET, SLAB, WARPS
-from plugins_trt.ternary_linear.layout import BLOCK
+from plugins_trt.ternary_linear.layout import BLOCK, blocks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,15 +17,15 @@ _FORMAT = "PPPPPPPqiiiiiiii"
 _WIDEN_FORMAT = "PPPiiiiii"
 _THREADS = 256
 _SCALE_COUNTS = (0, 1, 2, 4)
-_FEW_STAGES = 8
+_FEW_STAGES = 4
 _ROW_PAD = 64
 _MANY = {8: (2, 4), 16: (2, 4), 32: (2, 3), 64: (1, 4)}  # rows: blocks of inputs of a stage, stages
 
 
 def few_bytes(rows: int, inputs: int, scale_count: int) -> int:
     """Shared memory of a launch that keeps x whole."""
-    ring = WARPS * _FEW_STAGES * (512 + 128 * scale_count)
-    return ring + rows * (ceil_div(inputs, BLOCK) * BLOCK * 2 + _ROW_PAD)
+    ring = WARPS * _FEW_STAGES * 2 * (512 + 32 * scale_count)
+    return ring + rows * (blocks_of(inputs) * BLOCK * 2 + _ROW_PAD)
 
 
 def many_bytes(rows: int, scale_count: int) -> int:
@@ -51,7 +51,7 @@ class TernaryMultiplier:
         def find(name: str, shared: int) -> Any:  # noqa: ANN401 -- a kernel
             return function(f"ternary_{name}", shared).prepare(_FORMAT, overlaps=True)
 
-        most = FEW_BYTES + FEW_ROWS * (2 * BLOCK + _ROW_PAD)  # x, with what fills its blocks up
+        most = FEW_BYTES + FEW_ROWS * (4 * BLOCK + _ROW_PAD)  # x, with what fills its blocks up
         self._few = {
             count: find(f"few_{suffix}_s{count}", few_bytes(0, 0, count) + most) for count in _SCALE_COUNTS
         }
@@ -126,9 +126,9 @@ def _pack_widen(args: TernaryWiden) -> tuple[int, ...]:
         args.scales.pointer,
         args.out.pointer,
         args.inputs,
+        args.tiles.shape[1],
         args.scale_count,
         args.first // OCTET,
         args.rows,
         args.outputs // 2 // OCTET if args.gated else 0,
-        0,
     )

@@ -3,13 +3,13 @@
 Weights come as N outputs of K inputs in groups of G: sixteen consecutive inputs of an output a 32-bit word, the first in
 its lowest two bits, where 0, 1 and 2 stand for -1, 0 and +1; scales float16 ``[N, K/G]``. The kernels read
 
-- ``tiles``, uint32 ``[ceil(N / 16), ceil(K / 128), 32, 4]``: 512 bytes hold 16 outputs x 128 inputs, 16 bytes a lane of a
+- ``tiles``, uint32 ``[ceil(N / 16), blocks, 32, 4]``, an even number of blocks of 128 inputs: 512 bytes hold 16 outputs x 128 inputs, 16 bytes a lane of a
   warp. Lane ``4 g + t`` has words 0 and 1 of output ``g`` and 2 and 3 of output ``g + 8``; of each output, the first word
   has inputs ``8 t .. 8 t + 7`` and ``32 + 8 t ..``, the second ``64 + 8 t ..`` and ``96 + 8 t ..``. A weight's two bits are
   its sign and whether it is not 0: the highest bits of a 16-bit float. Of the sixteen, the even ones lie in the lower half
   of the word and the odd ones in the higher, the first highest, so that ``(word << 2 j) & 0xc000c000`` is the pair
   ``2 j, 2 j + 1`` of 0, +2 and -2, as a register of a tensor-core operand has it;
-- ``scales``, uint32 ``[ceil(N / 16), ceil(K / 128), 8, 128 / G]``, or with one scale a row ``[ceil(N / 16), 1, 8, 1]``: of
+- ``scales``, uint32 ``[ceil(N / 16), blocks, 8, 128 / G]``, or with one scale a row ``[ceil(N / 16), 1, 8, 1]``: of
   outputs ``g`` and ``g + 8``, which a lane needs together, the bits of float16 numbers in the lower and the higher half.
 
 Groups of more than 128 inputs, but not all, have their scale once for each 128. Gated weights ``[gate; up]`` are laid so
@@ -64,11 +64,16 @@ def tiles_of(outputs: int) -> int:
     return ceil_div(outputs, TILE)
 
 
+def blocks_of(inputs: int) -> int:
+    """Blocks that the inputs take: an even number, as a warp takes two at a time."""
+    return 2 * ceil_div(inputs, 2 * BLOCK)
+
+
 def scales_shape(outputs: int, inputs: int, group: int) -> tuple[int, int, int, int]:
     """Shape of ``scales``."""
     if group == inputs:
         return (tiles_of(outputs), 1, 8, 1)
-    return (tiles_of(outputs), ceil_div(inputs, BLOCK), 8, max(BLOCK // group, 1))
+    return (tiles_of(outputs), blocks_of(inputs), 8, max(BLOCK // group, 1))
 
 
 def rows_of_tiles(outputs: int, *, gated: bool = False) -> npt.NDArray[np.int64]:
@@ -84,7 +89,7 @@ def pack_tiles(packed: npt.NDArray[Any], *, gated: bool = False) -> UInt32:
     """``tiles`` of the weights, 32-bit ``[N, K/16]``; K is a multiple of 32."""
     outputs = len(packed)
     eights = np.ascontiguousarray(packed).view(np.uint16)  # [N, K/8]: eight weights each
-    blocks = ceil_div(eights.shape[1], BLOCK // 8)
+    blocks = blocks_of(8 * eights.shape[1])
     rows = rows_of_tiles(outputs, gated=gated)
     tiles = np.empty((len(rows) // TILE, blocks, 32, 4), np.uint32)
     table = _turned_eights()

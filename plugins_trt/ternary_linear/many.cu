@@ -35,7 +35,7 @@ __device__ __forceinline__ void many(const Linear& args) {
     int slab = (int)blockIdx.x % slabs, tiles_before = (int)blockIdx.x / slabs * kTilesOfBlock;
     int first_row = slab * S::kRows, rows_here = min_int(args.rows - first_row, S::kRows);
     int first_tile = tiles_before + pair * 2;
-    int rounds = ceil_div(args.blocks, S::kBlocks);
+    int rounds = args.blocks / S::kBlocks;
     int begin = (int)((i64)rounds * blockIdx.y / args.splits);
     int end = (int)((i64)rounds * (blockIdx.y + 1) / args.splits);
     u32 base = shared_address(ring);
@@ -63,15 +63,13 @@ __device__ __forceinline__ void many(const Linear& args) {
         reinterpret_cast<const uint4*>(args.scales) + first_block(scaled_tile) * pieces + piece_of_scales;
     auto copy_weights = [&](int round, u32 stage) {
         if (round < end) {
-            bool valid = S::kBlocks == 1 || block < args.blocks;
 #pragma unroll
             for (int m = 0; m < kCopied; ++m) {
-                copy_async(stage + words_to + m * (S::kBlocks * 512), words_from[m], valid);
+                copy_async(stage + words_to + m * (S::kBlocks * 512), words_from[m]);
                 words_from[m] += S::kBlocks * 32;
             }
-            if (copies_scales) copy_async(stage + scales_to, scales_from, valid);
+            copy_where(copies_scales, stage + scales_to, scales_from);
             scales_from += S::kBlocks * pieces;
-            block += S::kBlocks;
         }
     };
     constexpr int kRowsAtOnce = kThreads / S::kPieces;
@@ -97,6 +95,12 @@ __device__ __forceinline__ void many(const Linear& args) {
     // The weights of the first rounds do not depend on the launch before.
 #pragma unroll 1
     for (int i = 0; i < S::kStages - 1; ++i) copy_weights(begin + i, base + i * stage_bytes);
+    if (lane == 0) {
+        constexpr int kAhead = (S::kStages - 1) * S::kBlocks;
+        int left = (end - begin) * S::kBlocks - kAhead;
+        int tile = min_int(first_tile + half, args.tile_count - 1);
+        if (left > 0) prefetch(args.tiles + ((i64)tile * args.blocks + begin * S::kBlocks + kAhead) * 32, left * 512);
+    }
     wait_for_dependencies();
     launch_dependents();
 #pragma unroll 1

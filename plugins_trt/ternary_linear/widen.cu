@@ -7,11 +7,11 @@ struct Widen {
     const u32* scales;  // [tiles, blocks, 8, scales of a block] (or of a row [tiles, 8]): of outputs g and g + 8
     u16* out;           // [rows, inputs]
     i32 inputs;
+    i32 blocks;
     i32 scale_count;    // scales of a block; 0: one of all inputs
     i32 first;          // of the octets of outputs
     i32 rows;
     i32 gate_octets;    // of gate, 0: not gated
-    i32 unused;
 };
 
 constexpr int kThreads = 256;
@@ -34,12 +34,12 @@ __device__ __forceinline__ void widen(const Widen& args) {
         half = octet >= args.gate_octets ? 1 : 0;
         tile = octet - half * args.gate_octets;
     }
-    int row = (int)blockIdx.y * 8 + g, blocks = ceil_div(args.inputs, kBlock);
-    bool valid = block < blocks && row < args.rows;
+    int row = (int)blockIdx.y * 8 + g;
+    bool valid = block < args.blocks && row < args.rows;
     uint2 words = {0, 0};
     u32 scales[4] = {};
     if (valid) {  // the weights do not depend on the launch before
-        i64 at = (i64)tile * blocks + block;
+        i64 at = (i64)tile * args.blocks + block;
         words = *reinterpret_cast<const uint2*>(args.tiles + (at * 32 + lane) * 4 + 2 * half);
 #pragma unroll
         for (int u = 0; u < 4; ++u) {

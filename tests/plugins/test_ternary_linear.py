@@ -153,7 +153,7 @@ def test_arguments_are_refused_by_name():
     assert refused(x=array(case.x.float())).startswith("x: dtype float32")
     assert refused(x=zeros(0, 256, dtype=torch.bfloat16)).startswith("x: shape (0, 256)")
     assert refused(x=zeros(256, dtype=torch.bfloat16)).startswith("x: shape (256,)")
-    assert refused(x=zeros(20, 128, dtype=torch.bfloat16)).startswith("inputs: 128, must be 2 blocks")
+    assert refused(x=zeros(20, 320, dtype=torch.bfloat16)).startswith("inputs: 320, must be at most 2")
     assert refused(x=zeros(20, 248, dtype=torch.bfloat16)).startswith("inputs: 248, must be a multiple of 32")
     assert refused(tiles=array(case.tiles.float())).startswith("tiles: dtype")
     assert refused(scales=zeros(2, 2, 8, 1)).startswith("scales: shape")

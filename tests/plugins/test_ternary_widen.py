@@ -66,8 +66,8 @@ def test_arguments_are_refused_by_name():
     assert refused(tiles=array(case.tiles.float())).startswith("tiles: dtype")
     assert refused(scales=array(case.scales[:1])).startswith("scales: shape")
     assert refused(outputs=64).startswith("outputs: 64, must be those of 3 tiles")
-    assert refused(out=array(torch.zeros(16, 256, dtype=torch.float16))).startswith(
-        "inputs: 256, must be 1 blocks"
+    assert refused(out=array(torch.zeros(16, 512, dtype=torch.float16))).startswith(
+        "inputs: 512, must be at most 2"
     )
     assert refused(out=array(torch.zeros(16, 128))).startswith("out: dtype float32")
     assert refused(first=4).startswith("first: 4, must be a multiple of 8")

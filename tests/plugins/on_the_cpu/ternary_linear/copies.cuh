@@ -2,7 +2,8 @@
 #pragma once
 #include "common.cuh"
 
-template <int kBytes>
-inline void copy_few_async(u32 to, const void* from, bool valid = true) {
-    copy_bytes({to, from, kBytes, valid});
+inline void copy_where(bool valid, u32 to, const void* from) {
+    if (valid) copy_bytes({to, from, 16, true});
 }
+inline void prefetch(const void*, u32) {}
+inline void __syncwarp() { g_warps[threadIdx.x / 32].barrier.arrive_and_wait(); }
