@@ -113,18 +113,17 @@ __device__ __forceinline__ void many(const Linear& args) {
     // Of rows g and of the pieces 4 u + t, u even and u odd.
     u32 even = (kRowHalves ? half * kTiles * 8 + g : g) * S::kRowBytes + ((t ^ ((g & 1) << 2)) << 4);
     u32 odd = even ^ 64;
-    u32 used = 0, filled = (S::kStages - 1) * stage_bytes;  // bytes into the ring
+    u32 filling = (S::kStages - 1) * stage_bytes;  // bytes into the ring
 #pragma unroll 1
     for (int round = begin; round < end; ++round) {
         copy_wait<S::kStages - 2>();
         __syncthreads();  // what others copied is here, and what was read in the last round is free
-        copy_weights(round + S::kStages - 1, base + filled);
-        copy_rows(round + S::kStages - 1, base + filled);
+        copy_weights(round + S::kStages - 1, base + filling);
+        copy_rows(round + S::kStages - 1, base + filling);
         copy_commit();
-        filled = filled == (S::kStages - 1) * stage_bytes ? 0 : filled + stage_bytes;
+        filling = filling == (S::kStages - 1) * stage_bytes ? 0 : filling + stage_bytes;
         int b = kRowHalves ? 0 : half;
-        const unsigned char* stage = ring + used;
-        used = used == (S::kStages - 1) * stage_bytes ? 0 : used + stage_bytes;
+        const unsigned char* stage = ring + filling;  // what is filled next is what is read now
         const unsigned char* x = stage + b * (kBlock * 2);
         uint4 words[2];
 #pragma unroll
@@ -246,7 +245,7 @@ __device__ __forceinline__ void reduce(const Linear& args) {
 }
 
 #define MANY(type, suffix, rows, tiles, halves)                                                                    \
-    extern "C" __global__ void __launch_bounds__(kThreads, 2) ternary_many_##suffix##_n##rows(const Linear args) { \
+    extern "C" __global__ void __launch_bounds__(kThreads, tiles == 4 ? 1 : 2) ternary_many_##suffix##_n##rows(const Linear args) { \
         many<type, tiles, halves>(args);                                                                           \
     }
 #define MANY_OF(type, suffix)        \
