@@ -99,10 +99,8 @@ class CalibrationOperators:
         self._made: dict[str, _Made] = {}
         self._finished = state.stages
         if self._finished and self._finished <= self._all_stages and self._stored(self._finished) is None:
-            state.clear()  # hidden states were taken away: from the beginning
-            raise CheckpointError(
-                f"{state.folder}: lacks what it had kept, and was emptied; run the same command again"
-            )
+            state.restart()  # hidden states were taken away
+            self._finished = 0
         for files in state.results():
             source.restore(files)
         self._stage = 0

@@ -118,12 +118,14 @@ def quantize(
     if source.resolve() == destination.resolve():
         raise CheckpointError(f"{source}: is the destination too; choose another destination")
     chosen = _device(device)
-    check_destination(destination, overwrite=overwrite)
     report = progress or _silent
     with WeightFiles.open(source) as files:
         dense = Source(files, Architecture.read(source), dtype)
         recipe.check(dense.architecture)
         request = _request(source, files, recipe, calibration, dtype)
+        if State.finish_published(destination, request):
+            return
+        check_destination(destination, overwrite=overwrite)
         with State.open(destination, request, _state_bytes(dense, recipe, calibration)) as state:
             total = sum(recipe.covers(spec) for spec in dense.specs)
 
@@ -145,18 +147,13 @@ def quantize(
             if dtype:
                 config.update(dict.fromkeys({"torch_dtype", *({"dtype"} & {*config})}, dtype))
             specs = _specs(dense, recipe)
-            total_bytes = sum(spec.nbytes for spec in specs)
-            with new_folder(destination, total_bytes) as folder:
+            with new_folder(destination, sum(spec.nbytes for spec in specs)) as folder:
                 copy_small_files(source, folder)
                 write_json(folder / CONFIG_FILE, config)
-                written = 0
-                with SafetensorsWriter(folder / SINGLE_FILE, specs) as writer:
-                    for name, array in _content(dense, recipe, state):
-                        writer.write(name, array)
-                        written += array.nbytes
-                        report("weights", written, total_bytes)
+                _write_weights(folder / SINGLE_FILE, specs, _content(dense, recipe, state), report)
                 if finish is not None:
                     finish(folder)
+                state.note_published(folder, request)
                 publish(folder, destination)
             state.remove()
 
@@ -174,6 +171,21 @@ def _round_all(
                 results |= module_tensors(source, weight)
             state.commit(index, results)
         done(spec.name, index + 1)
+
+
+def _write_weights(
+    path: Path,
+    specs: list[TensorSpec],
+    content: Iterator[tuple[str, np.ndarray[Any, Any]]],
+    report: Progress,
+) -> None:
+    total = sum(spec.nbytes for spec in specs)
+    written = 0
+    with SafetensorsWriter(path, specs) as writer:
+        for name, array in content:
+            writer.write(name, array)
+            written += array.nbytes
+            report("weights", written, total)
 
 
 def _specs(dense: Source, recipe: Recipe) -> list[TensorSpec]:

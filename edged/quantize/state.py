@@ -2,6 +2,9 @@
 
 A stage is a half of a layer (attention, or the MLP). Its results are one safetensors file, whose name appears when all
 of it is on the disk, and by then so are the hidden states after it. What follows a stage needs nothing else.
+
+Before the finished folder takes its place the state notes which folder that is. So a run that was killed after that step, and
+before its state was gone, is known to be done.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ Results = dict[str, tuple[str, np.ndarray[Any, Any]]]
 """Tensors by name: their type in safetensors, and their content (BF16: its bits)."""
 
 _REQUEST = "request.json"
+_PUBLISHED = "published.json"
 
 
 class State:
@@ -55,22 +59,11 @@ class State:
             CheckpointError: Another process works on it, the disk is too small or refuses something.
         """
         make_parents(destination.parent)
-        folder = state_folder(destination)
+        state = cls(state_folder(destination))
+        descriptor = state._lock(destination)
         try:
-            folder.mkdir(exist_ok=True)
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise CheckpointError(f"{folder}: cannot be made: {error.strerror}") from error
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise CheckpointError(
-                    f"{destination}: another process is quantizing to it; let it end"
-                ) from None
-            state = cls(folder)
             state._begin(request)
-            check_space(folder, max(0, needed_bytes - state._size()))
+            check_space(state.folder, max(0, needed_bytes - state._size()))
             yield state
         finally:
             os.close(descriptor)
@@ -117,14 +110,53 @@ class State:
             with WeightFiles.open_file(self._stage(stage)) as files:
                 yield files
 
-    def clear(self) -> None:
-        """Remove everything but the folder itself."""
-        for path in self.folder.iterdir():
-            path.unlink()
+    def restart(self) -> None:
+        """Forget every stage."""
+        self._clear(keep=_REQUEST)
+
+    def note_published(self, folder: Path, request: Mapping[str, Any]) -> None:
+        """Note the folder that is about to become the destination."""
+        self._write(_PUBLISHED, _published(folder, request))
 
     def remove(self) -> None:
-        """Remove the folder: the model is in its place."""
+        """Remove the folder: the model is in its place. The note goes last."""
+        self._clear(keep=_PUBLISHED)
+        (self.folder / _PUBLISHED).unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    @classmethod
+    def finish_published(cls, destination: Path, request: Mapping[str, Any]) -> bool:
+        """Whether the destination is what a run with this request put there before it was killed; removes its state."""
+        state = cls(state_folder(destination))
+        try:
+            noted = (state.folder / _PUBLISHED).read_text("utf-8")
+            if noted != _published(destination, request):
+                return False
+        except (OSError, ValueError):
+            return False
+        state.remove()
+        return True
+
+    def _lock(self, destination: Path) -> int:
+        """Make and lock the folder; returns the descriptor that holds the lock."""
+        while True:
+            try:
+                self.folder.mkdir(exist_ok=True)
+                descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except FileNotFoundError:  # a run that came to its end took it away
+                continue
+            except OSError as error:
+                raise CheckpointError(f"{self.folder}: cannot be made: {error.strerror}") from error
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(descriptor)
+                raise CheckpointError(
+                    f"{destination}: another process is quantizing to it; let it end"
+                ) from None
+            if os.fstat(descriptor).st_nlink:
+                return descriptor
+            os.close(descriptor)  # taken away between the two
 
     def _begin(self, request: Mapping[str, Any]) -> None:
         wanted = json.dumps(request, sort_keys=True)
@@ -134,16 +166,31 @@ class State:
         except (OSError, ValueError):
             same = False
         if not same:
-            self.clear()
-            partial = path.with_suffix(".partial")
-            with partial.open("w", encoding="utf-8") as file:
-                file.write(wanted)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-            fsync_folder(self.folder)
-        for stale in (*self.folder.glob("*.partial"), *self.folder.glob(".*.partial")):
-            stale.unlink()
+            # The request goes first: stages are never taken for those of another one.
+            path.unlink(missing_ok=True)
+            self._clear()
+            self._write(_REQUEST, wanted)
+        for stale in (
+            self.folder / _PUBLISHED,
+            *self.folder.glob("*.partial"),
+            *self.folder.glob(".*.partial"),
+        ):
+            stale.unlink(missing_ok=True)
+
+    def _clear(self, keep: str = "") -> None:
+        for path in self.folder.iterdir():
+            if path.name != keep:
+                path.unlink(missing_ok=True)
+
+    def _write(self, name: str, content: str) -> None:
+        path = self.folder / name
+        partial = path.with_suffix(".partial")
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        fsync_folder(self.folder)
 
     def _size(self) -> int:
         return sum(path.stat().st_size for path in self.folder.iterdir())
@@ -158,3 +205,8 @@ class State:
 def state_folder(destination: Path) -> Path:
     """Where the state of a destination lies."""
     return destination.parent / f".{destination.name}.quantizing"
+
+
+def _published(folder: Path, request: Mapping[str, Any]) -> str:
+    found = folder.stat()
+    return json.dumps([found.st_dev, found.st_ino, request], sort_keys=True)

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -307,33 +302,3 @@ def test_what_stays_wide_takes_another_type(folders, tmp_path):
     for name, tensor in found.items():
         if name in before:
             assert torch.equal(tensor, before[name].bfloat16())
-
-
-@pytest.mark.soak  # two processes that load torch
-def test_a_killed_process_goes_on(folders, text, tmp_path):
-    """SIGKILL as soon as there is a finished stage, then the same command again."""
-    command = [
-        *(sys.executable, "-m", "edged.cli", "quantize", str(folders["llama"]), str(tmp_path / "q")),
-        *("--method", "gptq", "--group", "32", "--calibration", str(text), "--sequences", "8"),
-        *("--sequence-length", "48", "--threads", "1"),
-    ]
-    quantize(
-        folders["llama"], tmp_path / "whole", Recipe("gptq", group=32), calibration(folders["llama"], text)
-    )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    state = state_folder(tmp_path / "q")
-    while process.poll() is None and not (state / "stage-0000.safetensors").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    if process.poll() is None:
-        process.send_signal(signal.SIGKILL)
-    process.wait()
-    if not (tmp_path / "q").exists():
-        result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert result.returncode == 0, result.stderr
-    left, whole = digest(tmp_path / "q"), digest(tmp_path / "whole")
-    left.pop("edged.json")
-    assert left == whole
-    assert not state.exists()
