@@ -104,6 +104,7 @@ class Chunk:
             shared_bytes=kernels.shared_bytes,
             dtype="bfloat16",
             head_dim=DIM,
+            kv_dtype=context.arena.kv_dtype,
         )
 
     def select(self, layer: int) -> None:

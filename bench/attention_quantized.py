@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from attention_chunk import CHUNK, Chunk
 from attention_decode import DIM, KV_HEADS, Context, Step, median_ms
 
 from plugins_trt.arena import Arena
@@ -51,7 +52,7 @@ def quantized(context: Context, kv_dtype: str) -> Context:
 def measure(
     kernels: Kernels, torch_stream: torch.cuda.Stream, stream: Stream, ceilings: dict[str, float]
 ) -> dict[str, float]:
-    """Decode and verify steps; times in milliseconds a layer, bandwidths as shares of the copy's."""
+    """Decode and verify steps, and chunks; times in milliseconds a layer, bandwidths as shares of the copy's."""
     figures: dict[str, float] = {}
     rule = SelectionRule()
     for name, length, layers in (("32k", 32768, 24), ("128k", 131072, 16)):
@@ -68,6 +69,10 @@ def measure(
             for nodes in (16, 64):
                 tree = Step(kernels, stream, context, nodes, None)
                 figures[f"{kind}_tree{nodes}_{name}_ms"] = median_ms(torch_stream, layers, tree.run)
+            for of, chunk_rule in (("dense", None), ("sparse", rule)):
+                chunk = Chunk(kernels, stream, context, CHUNK, chunk_rule)
+                figures[f"{kind}_{of}_chunk_{name}_ms"] = median_ms(torch_stream, 4, chunk.run)
+                del chunk
         for kind in FORMATS:
             ratio = figures[f"{kind}_decode_{name}_ms"] / figures[f"bf16_decode_{name}_ms"]
             figures[f"{kind}_decode_{name}_vs_bf16"] = ratio

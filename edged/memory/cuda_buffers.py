@@ -118,6 +118,7 @@ def attention_workspace(plan: ModelPlan, tokens: int, multiprocessors: int = MUL
         max_pages=plan.pages_per_sequence,
         multiprocessors=multiprocessors,
         rule=plan.selection,
+        quantized=plan.quantized_kv is not None,
     ).total
 
 

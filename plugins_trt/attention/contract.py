@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from plugins_trt.chunk_attention import contract as chunk_attention_contract
 from plugins_trt.chunk_selection import contract as chunk_selection_contract
@@ -49,10 +50,11 @@ class Layout:
         multiprocessors: int,
         rule: SelectionRule | None,
         trees: bool = False,
+        quantized: bool = False,
     ) -> Layout:
         """Lays out a bucket for a device of `multiprocessors`; without a `rule` every query is dense.
 
-        `trees` makes room for the compressed keys that nodes complete.
+        `trees` makes room for the compressed keys that nodes complete; `quantized`: keys and values are in eight bits.
         """
         decode = tokens <= MAX_DECODE
         node_bytes = tokens * kv_heads * head_dim * 2 if trees else 0
@@ -73,16 +75,19 @@ class Layout:
                 max_pages=max_pages,
                 multiprocessors=multiprocessors,
             )
-        of_attention = decode_attention_contract if decode else chunk_attention_contract
-        attention = of_attention.workspace_bytes(
-            tokens=tokens,
-            sequences=sequences,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            max_pages=max_pages,
-            multiprocessors=multiprocessors,
-        )
+        of_bucket: dict[str, Any] = {
+            "tokens": tokens,
+            "sequences": sequences,
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "head_dim": head_dim,
+            "max_pages": max_pages,
+            "multiprocessors": multiprocessors,
+        }
+        if decode:
+            attention = decode_attention_contract.workspace_bytes(**of_bucket, quantized=quantized)
+        else:
+            attention = chunk_attention_contract.workspace_bytes(**of_bucket)
         sizes = (tokens * heads * head_dim * 2, node_bytes, node_bytes, blocks, counts, selection, attention)
         places = [0]
         for size in sizes:
@@ -150,6 +155,7 @@ class Attention(QueryArguments):
             multiprocessors=multiprocessors,
             rule=self.rule,
             trees=self.batch.tree_masks is not None,
+            quantized=self.arena.kv_dtype is not None,
         )
         check_workspace("workspace", self.workspace, layout.total)
         return layout

@@ -250,8 +250,10 @@ struct QuantizedRows {
     static __device__ __forceinline__ void store(float* rows, int stride, const float (&o)[kDim / 8][4], int lane) {
         store_sums<kDim>(rows, stride, o, lane);
     }
-    static __device__ __forceinline__ void stage(
-        unsigned char* tile, int first_row, const float (&o)[kDim / 8][4], int half, float inverse, int lane) {
+    // Calls `write` with each 16-byte piece that a thread has of row lane / 4 (`half`: and 8), divided, and its number.
+    template <typename Write>
+    static __device__ __forceinline__ void pieces_of_row(
+        const float (&o)[kDim / 8][4], int half, float inverse, int lane, const Write& write) {
 #pragma unroll
         for (int c = 0; c < 2; ++c)
 #pragma unroll
@@ -261,10 +263,21 @@ struct QuantizedRows {
                 for (int i = 0; i < 4; ++i)
                     packed[i] = E::pack(o[piece * 8 + i * 2][half * 2 + c] * inverse,
                                         o[piece * 8 + i * 2 + 1][half * 2 + c] * inverse);
-                const int column = (2 * (lane & 3) + c) * (kDim / 64) + piece;
-                *reinterpret_cast<uint4*>(tile + swizzled<kDim>(first_row + (lane >> 2) + half * 8, column)) =
-                    make_uint4(packed[0], packed[1], packed[2], packed[3]);
+                write((2 * (lane & 3) + c) * (kDim / 64) + piece,
+                      make_uint4(packed[0], packed[1], packed[2], packed[3]));
             }
+    }
+    static __device__ __forceinline__ void stage(
+        unsigned char* tile, int first_row, const float (&o)[kDim / 8][4], int half, float inverse, int lane) {
+        const int row = first_row + (lane >> 2) + half * 8;
+        pieces_of_row(o, half, inverse, lane, [&](int piece, uint4 x) {
+            *reinterpret_cast<uint4*>(tile + swizzled<kDim>(row, piece)) = x;
+        });
+    }
+    static __device__ __forceinline__ void write_row(
+        u16* row, const float (&o)[kDim / 8][4], int half, float inverse, int lane) {
+        pieces_of_row(o, half, inverse, lane,
+                      [&](int piece, uint4 x) { *reinterpret_cast<uint4*>(row + piece * 8) = x; });
     }
 
     // ---- 32 rows a warp

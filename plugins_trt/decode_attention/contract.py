@@ -20,6 +20,7 @@ WIDE_ROWS = 128
 
 _HEADS = 16
 _MAX_PARTS = 512
+_QUANTIZED_A_MULTIPROCESSOR = 3  # thread blocks of `narrow` over eight bits that share a multiprocessor
 _WIDE_A_MULTIPROCESSOR = 2  # thread blocks of `wide` that share a multiprocessor
 
 
@@ -59,7 +60,7 @@ class AttentionPlan:
     ) -> AttentionPlan:
         """Cuts a bucket for a device of `multiprocessors`; not `sparse`: every query is dense.
 
-        `quantized`: keys and values are in eight bits, for which `wide` has no kernel; `narrow` takes every query.
+        `quantized`: keys and values are in eight bits.
         """
         for name, value in (
             ("tokens", tokens),
@@ -69,11 +70,14 @@ class AttentionPlan:
             check_at_least(name, value, 1)
         # One block of `narrow` keeps a multiprocessor's share of the memory busy; two hide each other's gaps when
         # there are more tokens than multiprocessors and no more parts to merge.
+        # (Unpacking eight bits takes longer than loading them: there more warps have to share the work.)
         narrow_blocks = multiprocessors if tokens == 1 else 2 * multiprocessors
+        if quantized:
+            narrow_blocks = _QUANTIZED_A_MULTIPROCESSOR * multiprocessors
         narrow = max(1, min(narrow_blocks // (tokens * kv_heads), max_pages, _MAX_PARTS))
         group = heads // kv_heads
         tiles = wide = 0
-        if tokens > 1 and not quantized:
+        if tokens > 1:
             full = ceil_div(tokens * group, WIDE_ROWS)  # when one sequence brings them all
             tiles = tokens * group // WIDE_ROWS + min(sequences, tokens // 2)
             blocks = _WIDE_A_MULTIPROCESSOR * multiprocessors
@@ -99,6 +103,7 @@ def workspace_bytes(
     head_dim: int,
     max_pages: int,
     multiprocessors: int,
+    quantized: bool = False,
 ) -> int:
     """Bytes of scratch memory that attention over a bucket of `tokens` needs while it runs, sparse or not."""
     return AttentionPlan.of(
@@ -109,6 +114,7 @@ def workspace_bytes(
         head_dim=head_dim,
         max_pages=max_pages,
         multiprocessors=multiprocessors,
+        quantized=quantized,
     ).workspace_bytes
 
 

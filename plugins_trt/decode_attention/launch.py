@@ -34,7 +34,7 @@ class _Form(NamedTuple):
 
 _NARROW = {64: _Form(4, 4, 12), 128: _Form(4, 3, 12)}
 _ONE = _Form(8, 2, 8)
-_QUANTIZED = {64: _Form(4, 8, 12, quantized=True), 128: _Form(4, 6, 12, quantized=True)}
+_QUANTIZED = {64: _Form(4, 6, 12, quantized=True), 128: _Form(4, 4, 12, quantized=True)}
 _QUANTIZED_ONE = _Form(8, 4, 8, quantized=True)
 _LOG2E = 1.4426950408889634
 
@@ -63,12 +63,9 @@ class DecodeAttender:
         self._narrow_one = self._narrow
         if one.shared_bytes(head_dim) <= shared_bytes:
             self._narrow_one = _Narrow(function, f"narrow_one_{stored}", head_dim, one, layout_of_arguments)
-        self._wide_bytes = (128 + 4 * 64) * head_dim * 2
-        self._wide: Any = None
-        if kv_dtype is None:
-            self._wide = function(f"wide_{stored}", self._wide_bytes).prepare(
-                layout_of_arguments, overlaps=True
-            )
+        row = 2 * head_dim if kv_dtype is None else head_dim + 2  # bytes of a key or a value
+        self._wide_bytes = 128 * head_dim * 2 + 4 * 64 * row
+        self._wide = function(f"wide_{stored}", self._wide_bytes).prepare(layout_of_arguments, overlaps=True)
         self._combine_few = function(f"combine_few_{layout}", 0).prepare(_COMBINE_FORMAT, overlaps=True)
         self._combine_many = function(f"combine_many_{layout}", 0).prepare(_COMBINE_FORMAT, overlaps=True)
 

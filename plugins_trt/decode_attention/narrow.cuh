@@ -53,7 +53,8 @@ __device__ __forceinline__ void narrow(const Batch& batch, const typename Unit::
     const i32* blocks = dense ? nullptr : args.blocks + row * args.total;
 
     // This warp's units, the first of them and the end.
-    int units = context.entries() * kUnitsPerPage;
+    constexpr int kKeys = Unit::kKeys, kPerPage = kPage / kKeys;
+    int units = context.entries() * kPerPage;
     int workers = active * kWarps;
     int worker = part * kWarps + warp;
     int first = (int)((u32)units * (u32)worker / (u32)workers);
@@ -77,21 +78,21 @@ __device__ __forceinline__ void narrow(const Batch& batch, const typename Unit::
     auto load_heads = [&] {
         Unit::load_heads(q, args.q + ((i64)token * args.heads + kv_head * group) * kDim, group, lane);
     };
-    if (dense) look_up(first / kUnitsPerPage);
+    if (dense) look_up(first / kPerPage);
     else load_heads();
     if (!is_ready) {
         wait_for_dependencies();
         launch_dependents();
     }
     if (dense) load_heads();
-    else look_up(first / kUnitsPerPage);
+    else look_up(first / kPerPage);
 
     u32 base = shared_address(shared) + warp * (kStages * Unit::kBytes);
     auto load = [&](int unit) {
-        int entry = unit / kUnitsPerPage;
+        int entry = unit / kPerPage;
         if (entry >= window + 32) look_up(entry);
         int page = __shfl_sync(kFull, entry_page, entry - window);
-        int slot = __shfl_sync(kFull, entry_slot, entry - window) + unit % kUnitsPerPage * kUnit;
+        int slot = __shfl_sync(kFull, entry_slot, entry - window) + unit % kPerPage * kKeys;
         int limit = entry < context.pages ? context.limit : context.nodes_end;
         u32 stage = base + (u32)((unit - first) % kStages) * Unit::kBytes;
         Unit::load(arena, page, kv_head, slot, limit, stage, lane);
@@ -110,25 +111,25 @@ __device__ __forceinline__ void narrow(const Batch& batch, const typename Unit::
         copy_wait<kStages - 1>();
         __syncwarp();
         Unit here(base + (u32)((unit - first) % kStages) * Unit::kBytes, lane);
-        float s[2][4] = {};
+        float s[kKeys / 8][4] = {};
         here.scores(s, q, lane);
 
         // (Loads ahead may have moved the window past this unit.)
-        int entry = unit / kUnitsPerPage;
+        int entry = unit / kPerPage;
         int slot = __shfl_sync(kFull, entry_slot, (entry - window) & 31);
         if (entry < window) slot = slot_of(entry);
-        slot += unit % kUnitsPerPage * kUnit;
+        slot += unit % kPerPage * kKeys;
         if (entry < context.pages) {
-            if (slot + kUnit > context.limit) {
+            if (slot + kKeys > context.limit) {
 #pragma unroll
-                for (int n = 0; n < 2; ++n)
+                for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
                     for (int i = 0; i < 4; ++i)
                         if (slot + 8 * n + 2 * t + (i & 1) >= context.limit) s[n][i] = -kInfinity;
             }
         } else {
 #pragma unroll
-            for (int n = 0; n < 2; ++n)
+            for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     int node = slot + 8 * n + 2 * t + (i & 1) - length;
@@ -136,26 +137,43 @@ __device__ __forceinline__ void narrow(const Batch& batch, const typename Unit::
                 }
         }
 
-        u32 p[4];
+        u32 p[kKeys / 16][4];
+        float factors[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {  // rows g and g + 8
-            float most = fmaxf(fmaxf(s[0][2 * half], s[0][2 * half + 1]), fmaxf(s[1][2 * half], s[1][2 * half + 1]));
+            float most = fmaxf(s[0][2 * half], s[0][2 * half + 1]);
+#pragma unroll
+            for (int n = 1; n < kKeys / 8; ++n) most = fmaxf(most, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
             most = fmaxf(most, __shfl_xor_sync(kFull, most, 1));
             most = fmaxf(most, __shfl_xor_sync(kFull, most, 2));
             most = fmaxf(most * args.scale, maximum[half]);
             float shift = most == -kInfinity ? 0.0f : most;
             float factor = exp2_fast(maximum[half] - shift);
             maximum[half] = most;
-            float weights[4];
+            sum[half] *= factor;
 #pragma unroll
-            for (int i = 0; i < 4; ++i) weights[i] = exp2_fast(fmaf(s[i / 2][2 * half + i % 2], args.scale, -shift));
-            sum[half] = sum[half] * factor + (weights[0] + weights[1]) + (weights[2] + weights[3]);
-            p[half] = here.pack(weights[0], weights[1], 0);
-            p[2 + half] = here.pack(weights[2], weights[3], 1);
+            for (int n = 0; n < kKeys / 8; ++n) {
+                float even = exp2_fast(fmaf(s[n][2 * half], args.scale, -shift));
+                float odd = exp2_fast(fmaf(s[n][2 * half + 1], args.scale, -shift));
+                sum[half] += even + odd;
+                p[n / 2][n % 2 * 2 + half] = here.pack(even, odd, n);
+            }
+            factors[half] = factor;
+            if constexpr (Unit::kAlwaysScales) {
 #pragma unroll
-            for (int n = 0; n < kTiles; ++n) {
-                acc[n][2 * half] *= factor;
-                acc[n][2 * half + 1] *= factor;
+                for (int n = 0; n < kTiles; ++n) {
+                    acc[n][2 * half] *= factor;
+                    acc[n][2 * half + 1] *= factor;
+                }
+            }
+        }
+        if constexpr (!Unit::kAlwaysScales) {  // once the maxima have settled, nothing needs it
+            if (__any_sync(kFull, factors[0] != 1.0f || factors[1] != 1.0f)) {
+#pragma unroll
+                for (int n = 0; n < kTiles; ++n) {
+                    acc[n][0] *= factors[0], acc[n][1] *= factors[0];
+                    acc[n][2] *= factors[1], acc[n][3] *= factors[1];
+                }
             }
         }
         here.add_values(acc, p, lane);

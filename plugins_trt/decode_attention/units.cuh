@@ -10,6 +10,8 @@ struct Unit {
     using Pages = Arena;
     using Output = T;
     static constexpr int kDim = kDim_;
+    static constexpr int kKeys = kUnit;
+    static constexpr bool kAlwaysScales = true;  // bound by memory: a vote would cost more
     static constexpr int kPieces = kDim / 8;  // 16-byte pieces of a row
     static constexpr u32 kTileBytes = kUnit * kDim * 2;
     static constexpr u32 kBytes = 2 * kTileBytes;
@@ -60,13 +62,13 @@ struct Unit {
         }
     }
     __device__ __forceinline__ u32 pack(float first, float second, int) const { return T::pack(first, second); }
-    __device__ __forceinline__ void add_values(float (&acc)[kDim / 8][4], const u32 (&p)[4], int) const {
+    __device__ __forceinline__ void add_values(float (&acc)[kDim / 8][4], const u32 (&p)[1][4], int) const {
 #pragma unroll
         for (int n = 0; n < kDim / 16; ++n) {
             u32 values[4];
             load_matrices_transposed(values, value_line ^ (u32)(n << 5));
-            T::mma(acc[2 * n], p[0], p[1], p[2], p[3], values[0], values[1]);
-            T::mma(acc[2 * n + 1], p[0], p[1], p[2], p[3], values[2], values[3]);
+            T::mma(acc[2 * n], p[0][0], p[0][1], p[0][2], p[0][3], values[0], values[1]);
+            T::mma(acc[2 * n + 1], p[0][0], p[0][1], p[0][2], p[0][3], values[2], values[3]);
         }
     }
     // Rows g and g + 8 of the sums, to rows `stride` apart.
@@ -81,14 +83,16 @@ struct Unit {
 };
 
 // In eight bits, with the scales of the keys and of the values behind the rows.
-template <typename T, typename Kv, int kDim_>
+template <typename T, typename Kv, int kDim_, int kKeys_>
 struct QuantizedUnit {
     using Pages = QuantizedArena;
     using Output = T;
     static constexpr int kDim = kDim_;
+    static constexpr int kKeys = kKeys_;
+    static constexpr bool kAlwaysScales = false;
     static constexpr int kPieces = kDim / 16;
-    static constexpr u32 kTileBytes = kUnit * kDim;
-    static constexpr u32 kBytes = 2 * kTileBytes + 2 * kUnit * 2;
+    static constexpr u32 kTileBytes = kKeys * kDim;
+    static constexpr u32 kBytes = 2 * kTileBytes + 2 * kKeys * 2;
 
     static __device__ __forceinline__ void load_heads(u32 (&q)[kDim / 16][4], const u16* rows, int group, int lane) {
         load_queries<kDim>(q, rows, group, lane);
@@ -98,7 +102,7 @@ struct QuantizedUnit {
         const u8* keys = arena.keys.row<kDim>(page, kv_head, slot % kPage);
         const u8* values = arena.values.row<kDim>(page, kv_head, slot % kPage);
 #pragma unroll
-        for (int i = 0; i < kUnit * kPieces / 32; ++i) {
+        for (int i = 0; i < kKeys * kPieces / 32; ++i) {
             int row = (i * 32 + lane) / kPieces;
             int piece = (i * 32 + lane) % kPieces;
             bool valid = slot + row < limit;
@@ -106,9 +110,9 @@ struct QuantizedUnit {
             copy_async(stage + place, keys + row * kDim + piece * 16, valid);
             copy_async(stage + kTileBytes + place, values + row * kDim + piece * 16, valid);
         }
-        if (lane < kUnit) {  // words of two scales: the keys' eight, then the values'
-            const Pool& pool = lane < kUnit / 2 ? arena.key_scales : arena.value_scales;
-            int row = lane % (kUnit / 2) * 2;
+        if (lane < kKeys) {  // words of two scales: the keys', then the values'
+            const Pool& pool = lane < kKeys / 2 ? arena.key_scales : arena.value_scales;
+            int row = lane % (kKeys / 2) * 2;
             copy_scales_async(stage + 2 * kTileBytes + lane * 4, pool.row<1>(page, kv_head, slot % kPage + row),
                               limit - slot - row);
         }
@@ -121,10 +125,11 @@ struct QuantizedUnit {
     __device__ __forceinline__ u32 scales(int word) const {
         return shared_word(stage + 2 * kTileBytes + (word + t) * 4);
     }
-    __device__ __forceinline__ void scores(float (&s)[2][4], const u32 (&q)[kDim / 16][4], int lane) const {
-        add_scores<T, Kv, kDim>(s[0], s[1], q, stage, lane);
+    __device__ __forceinline__ void scores(float (&s)[kKeys / 8][4], const u32 (&q)[kDim / 16][4], int lane) const {
 #pragma unroll
-        for (int n = 0; n < 2; ++n) {
+        for (int n = 0; n < kKeys / 8; n += 2) add_scores<T, Kv, kDim>(s[n], s[n + 1], q, stage + n * 8 * kDim, lane);
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) {
             u32 pair = scales(4 * n);
             float first = F16::low(pair), second = F16::high(pair);
             s[n][0] *= first, s[n][1] *= second, s[n][2] *= first, s[n][3] *= second;
@@ -132,11 +137,13 @@ struct QuantizedUnit {
     }
     // The scales of the values go with the weights.
     __device__ __forceinline__ u32 pack(float first, float second, int n) const {
-        u32 pair = scales(8 + 4 * n);
+        u32 pair = scales(kKeys / 2 + 4 * n);
         return BF16::pack(first * F16::low(pair), second * F16::high(pair));
     }
-    __device__ __forceinline__ void add_values(float (&acc)[kDim / 8][4], const u32 (&p)[4], int lane) const {
-        add_weighted<Kv, kDim>(acc, p, stage + kTileBytes, lane);
+    __device__ __forceinline__ void add_values(float (&acc)[kDim / 8][4], const u32 (&p)[kKeys / 16][4], int lane) const {
+#pragma unroll
+        for (int k = 0; k < kKeys / 16; ++k)
+            add_weighted<Kv, kDim>(acc, p[k], stage + kTileBytes + k * 16 * kDim, lane);
     }
     static __device__ __forceinline__ void store(float* rows, int stride, const float (&acc)[kDim / 8][4], int lane) {
         store_sums<kDim>(rows, stride, acc, lane);

@@ -28,6 +28,7 @@ def arguments(case, rule, multiprocessors=H200):
         multiprocessors=multiprocessors,
         rule=rule,
         trees=case.masks is not None,
+        quantized=case.kv_dtype is not None,
     )
     workspace = torch.full((layout.total // 4,), float("nan"), device=case.device)
     out = torch.full_like(case.q, float("nan"))
