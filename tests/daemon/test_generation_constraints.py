@@ -95,7 +95,7 @@ def test_what_is_forced_takes_no_steps(client):
     assert each.finished.timings.steps == each.finished.usage.generated_tokens == len(each.logprobs)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.soak), 1.5])
 def test_every_kind_of_constraint_holds(client, temperature):
     def text(**options):
         return (

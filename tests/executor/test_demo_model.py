@@ -70,13 +70,13 @@ def test_two_interleaved_requests_give_what_each_gives_alone(executor, demo_toke
     alone = []
     for ids in prompts:
         runner = Runner(executor)
-        alone.append(runner.generate([runner.sequence(ids, room=24)], 24)[0])
+        alone.append(runner.generate([runner.sequence(ids, room=16)], 16)[0])
     runner = Runner(executor)
-    first, second = (runner.sequence(ids, room=24) for ids in prompts)
+    first, second = (runner.sequence(ids, room=16) for ids in prompts)
     got: list[list[int]] = [[], []]
-    while len(got[1]) < 24:  # the second joins while the first decodes, its prompt in pieces of 5
+    while len(got[1]) < 16:  # the second joins while the first decodes, its prompt in pieces of 5
         parts, who = [], []
-        if len(got[0]) < 24:
+        if len(got[0]) < 16:
             parts.append((first, 1 if got[0] else len(first.tokens)))
             who.append(0)
         if got[0]:
@@ -95,13 +95,13 @@ def test_two_interleaved_requests_give_what_each_gives_alone(executor, demo_toke
 def test_chunk_sizes_give_identical_tokens(executor, demo_reference, long_prompt, length):
     runner = Runner(executor)
     ids = long_prompt[100 : 100 + length]
-    sequences = [runner.sequence(ids, room=64) for _ in range(4)]
+    sequences = [runner.sequence(ids, room=16) for _ in range(4)]
     answers = []
     for chunk, sequence in zip((1, 7, 64, 512), sequences, strict=True):
         answers.append(runner.generate([sequence], 1, chunk))
     assert len({tuple(answer[0]) for answer in answers}) == 1
     rest = [[] for _ in sequences]
-    for _ in range(63):
+    for _ in range(15):
         drawn = executor.step(runner.batch([(sequence, 1) for sequence in sequences])).tolist()
         for sequence, row, token in zip(sequences, rest, drawn, strict=True):
             sequence.stored += 1
