@@ -14,7 +14,7 @@ import torch
 
 from edged.memory.cuda_weights import GROUPS, cuda_packed
 from edged.models.quantization import TERNARY_WORD_WEIGHTS, WORD_WEIGHTS
-from plugins_trt.ternary_linear.layout import BLOCK
+from plugins_trt.ternary_linear.layout import blocks_of
 from plugins_trt.w4a16_linear.layout import STEP
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ class PackedTensors:
     """A weight as the kernels read it."""
 
     form: CudaPacked
-    tiles: torch.Tensor  # int32 [tiles, K / 64, 32, 4], ternary [tiles, K / 128, 32, 4]
-    groups: torch.Tensor  # int32 [tiles, K / G, 8, 2], ternary [tiles, K / 128, 8, 128 / G]
+    tiles: torch.Tensor  # int32 [tiles, K / 64, 32, 4], ternary [tiles, blocks, 32, 4]
+    groups: torch.Tensor  # int32 [tiles, K / G, 8, 2], ternary [tiles, blocks, 8, 128 / G]
 
 
 def packed_tensors(plan: ModelPlan, buffers: Mapping[str, torch.Tensor]) -> dict[str, PackedTensors]:
@@ -171,7 +171,7 @@ def ternary_words(words: torch.Tensor) -> torch.Tensor:
     Of a block of 128 inputs, the words of ``64 q + 8 t ..`` (eight codes in their higher halves' upper octets) and
     ``64 q + 32 + 8 t ..``, by q and t.
     """
-    blocks = -(-words.shape[1] * TERNARY_WORD_WEIGHTS // BLOCK)
+    blocks = blocks_of(words.shape[1] * TERNARY_WORD_WEIGHTS)
     # A code's bits are turned from 0, 1, 2 for -1, 0, +1 into 3, 0, 1: sign, and whether it is not 0.
     low, high = words & 0x55555555, (words >> 1) & 0x55555555
     turned = (low ^ 0x55555555) | (((low | high) ^ 0x55555555) << 1)

@@ -56,7 +56,7 @@ class CudaPacked:
         """The tensors that it is made of."""
         tiles = layout.tiles_of(self.outputs)
         if self.ternary:
-            blocks = -(-self.inputs // ternary_layout.BLOCK)
+            blocks = ternary_layout.blocks_of(self.inputs)
             scales = ternary_layout.scales_shape(self.outputs, self.inputs, self.group)
             return (
                 WeightPart(self.name, (tiles, blocks, 32, 4), "int32"),
