@@ -12,7 +12,8 @@ struct Norm {
     i32 unused;
 };
 
-constexpr int kThreads = 256;
+constexpr int kMaxThreads = 512;
+constexpr int kHeld = 2;  // pieces of 8 elements that a thread keeps; of longer rows it reads the others again
 
 template <typename T>
 __device__ __forceinline__ void unpack(float (&x)[8], uint4 packed) {
@@ -25,45 +26,73 @@ __device__ __forceinline__ uint4 pack(const float (&x)[8]) {
     return {T::pack(x[0], x[1]), T::pack(x[2], x[3]), T::pack(x[4], x[5]), T::pack(x[6], x[7])};
 }
 
+// The new residual at a piece, as it is stored.
+template <typename T>
+__device__ __forceinline__ void add_branch(const Norm& args, i64 at, float (&x)[8]) {
+    uint4* place = reinterpret_cast<uint4*>(args.residual + at);
+    uint4 stored = *place;
+    if (args.branch != nullptr) {
+        float y[8];
+        unpack<T>(y, *reinterpret_cast<const uint4*>(args.branch + at));
+        unpack<T>(x, stored);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) x[j] = fmaf(y[j], args.scale, x[j]);
+        stored = pack<T>(x);
+        *place = stored;
+    }
+    unpack<T>(x, stored);  // the norm is of what was stored
+}
+
+template <typename T>
+__device__ __forceinline__ void store(const Norm& args, i64 at, const float (&x)[8], uint4 weight, float factor) {
+    float w[8];
+    unpack<T>(w, weight);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) w[j] *= x[j] * factor;
+    *reinterpret_cast<uint4*>(args.out + at) = pack<T>(w);
+}
+
 template <typename T>
 __device__ __forceinline__ void rms_norm(const Norm& args) {
-    __shared__ float partial[kThreads / 32];
+    __shared__ float partial[32];
+    int stride = (int)blockDim.x * 8, first = (int)threadIdx.x * 8;
+    // The weights do not depend on the launch before, and come from far: nobody has read them for a step.
+    uint4 weights[kHeld] = {};
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i)
+        if (first + i * stride < args.size) weights[i] = *reinterpret_cast<const uint4*>(args.weight + first + i * stride);
     wait_for_dependencies();
     launch_dependents();
     i64 row = (i64)blockIdx.x * args.size;
+    float held[kHeld][8] = {};
     float squares = 0.0f;
-    for (int i = threadIdx.x * 8; i < args.size; i += kThreads * 8) {
-        uint4* place = reinterpret_cast<uint4*>(args.residual + row + i);
-        float x[8];
-        unpack<T>(x, *place);
-        if (args.branch != nullptr) {
-            float y[8];
-            unpack<T>(y, *reinterpret_cast<const uint4*>(args.branch + row + i));
 #pragma unroll
-            for (int j = 0; j < 8; ++j) x[j] = fmaf(y[j], args.scale, x[j]);
-            uint4 rounded = pack<T>(x);
-            *place = rounded;
-            unpack<T>(x, rounded);  // the norm is of what was stored
-        }
+    for (int i = 0; i < kHeld; ++i) {
+        if (first + i * stride < args.size) add_branch<T>(args, row + first + i * stride, held[i]);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) squares = fmaf(held[i][j], held[i][j], squares);
+    }
+    for (int at = first + kHeld * stride; at < args.size; at += stride) {
+        float x[8];
+        add_branch<T>(args, row + at, x);
 #pragma unroll
         for (int j = 0; j < 8; ++j) squares = fmaf(x[j], x[j], squares);
     }
     squares = warp_sum(squares);
-    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = squares;
+    int lane = threadIdx.x % 32;
+    if (lane == 0) partial[threadIdx.x / 32] = squares;
     __syncthreads();
-    squares = 0.0f;
-#pragma unroll
-    for (int w = 0; w < kThreads / 32; ++w) squares += partial[w];
+    squares = warp_sum(lane < (int)blockDim.x / 32 ? partial[lane] : 0.0f);
     float factor = rsqrtf(squares / (float)args.size + args.epsilon);
-    for (int i = threadIdx.x * 8; i < args.size; i += kThreads * 8) {
-        float x[8], weight[8];
-        unpack<T>(x, *reinterpret_cast<const uint4*>(args.residual + row + i));
-        unpack<T>(weight, *reinterpret_cast<const uint4*>(args.weight + i));
 #pragma unroll
-        for (int j = 0; j < 8; ++j) x[j] *= factor * weight[j];
-        *reinterpret_cast<uint4*>(args.out + row + i) = pack<T>(x);
+    for (int i = 0; i < kHeld; ++i)
+        if (first + i * stride < args.size) store<T>(args, row + first + i * stride, held[i], weights[i], factor);
+    for (int at = first + kHeld * stride; at < args.size; at += stride) {
+        float x[8];
+        unpack<T>(x, *reinterpret_cast<const uint4*>(args.residual + row + at));
+        store<T>(args, row + at, x, *reinterpret_cast<const uint4*>(args.weight + at), factor);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads) rms_norm_f16(const Norm args) { rms_norm<F16>(args); }
-extern "C" __global__ void __launch_bounds__(kThreads) rms_norm_bf16(const Norm args) { rms_norm<BF16>(args); }
+extern "C" __global__ void __launch_bounds__(kMaxThreads) rms_norm_f16(const Norm args) { rms_norm<F16>(args); }
+extern "C" __global__ void __launch_bounds__(kMaxThreads) rms_norm_bf16(const Norm args) { rms_norm<BF16>(args); }
