@@ -159,7 +159,7 @@ def test_what_a_gpu_does_not_store_is_refused_by_name(folder, tmp_path):  # noqa
     wide = replace(
         plan, device="cuda", dtype="bfloat16", architecture=replace(plan.architecture, head_dim=64, heads=8)
     )
-    from edged.memory.cuda_limits import check_cuda_plan  # noqa: PLC0415
+    from edged.memory.cuda_limits import check_cuda_plan
 
     check_cuda_plan("m", wide)
     check_cuda_plan("m", replace(wide, kv_dtype="bfloat16"))

@@ -1,6 +1,6 @@
 """A small step of each kind, for the sanitizer, which slows every kernel down:
 
-compute-sanitizer --tool memcheck (or racecheck) python tests/plugins/sanitize_case.py
+compute-sanitizer --tool memcheck (or racecheck) python tests/plugins/sanitize_case.py [int8 or float8_e4m3fn]
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ import torch
 
 def on_gpu(case):
     """The case, made on the CPU, so that the sanitizer sees few kernels that are not ours."""
-    from plugins_trt.append.reference import Pages
-
-    pages = Pages(*(pool.cuda() for pool in vars(case.pages).values()))
+    pages = type(case.pages)(**{name: pool.cuda() for name, pool in vars(case.pages).items()})
     moved = {
         name: getattr(case, name).cuda() for name in ("tables", "q", "k", "v", "node_fine", "node_coarse")
     }
@@ -28,10 +26,12 @@ def main() -> None:
     here = Path(__file__).resolve().parent
     sys.path[:0] = [str(here.parent.parent), str(here)]
     from decode_cases import gpu, make_case, random_parents
+    from quantized_cases import quantized_case
     from test_decode_step import run
 
     from plugins_trt.contract import SelectionRule
 
+    kv_dtype = sys.argv[1] if len(sys.argv) > 1 else None
     rng = random.Random(0)
     rule = SelectionRule(init_blocks=1, window=128, top_k=4, dense_below=300)
     for rules in (None, rule):
@@ -44,6 +44,8 @@ def main() -> None:
             case = make_case(
                 sequences, heads=16, kv_heads=2, dim=64, tokens=tokens, parents=parents, appended=False
             )
+            if kv_dtype is not None:
+                case = quantized_case(case, kv_dtype)
             out = run(on_gpu(case), rules)
             assert not out.isnan().any()
     torch.cuda.synchronize()
