@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from edged.errors import UnsupportedError
 from edged.memory.cuda_weights import cuda_packed
-from edged.memory.specs import KV_TYPES, PAGE_TOKENS
+from edged.memory.specs import KV_NAMES, PAGE_TOKENS
 from plugins_trt.chunk_selection.contract import MAX_PAGES
 from plugins_trt.contract import LaunchError, check_heads
 from plugins_trt.skinny_linear.contract import STEP
@@ -32,10 +32,9 @@ def check_cuda_plan(name: str, plan: ModelPlan) -> None:
     """
     a = plan.architecture
     if plan.quantized_kv is None and plan.stored_kv != plan.dtype:
-        names = {stored: name for name, stored in KV_TYPES.items()}
         raise UnsupportedError(
-            f"model {name}: kv_dtype {names[plan.stored_kv]} with dtype {plan.dtype} does not run on device cuda: set "
-            f"kv_dtype to auto, int8 or fp8, or device to cpu",
+            f"model {name}: kv_dtype {KV_NAMES[plan.stored_kv]} with dtype {plan.dtype} does not run on device cuda: set "
+            "kv_dtype to auto, int8 or fp8, or device to cpu",
             field="kv_dtype",
         )
     if plan.dtype not in DTYPES:

@@ -16,6 +16,7 @@ from edged.memory.buffers import (
     ACTIVATIONS,
     COMPRESSED_KEYS,
     ELEMENT_BYTES,
+    KV_NAMES,
     KV_PAGES,
     LOGITS,
     PAGE_TOKENS,
@@ -228,7 +229,7 @@ def model_rows(plan: ModelPlan) -> tuple[LedgerRow, ...]:
     buffers = (*weight_buffers(plan), *step_buffers(plan))
     a = plan.architecture
     page = _bytes_of(buffers, KV_PAGES) // plan.pages
-    kind = "" if plan.quantized_kv is None else f" in {plan.quantized_kv} with their scales"
+    kind = "" if plan.quantized_kv is None else f" in {KV_NAMES[plan.quantized_kv]} with their scales"
     rows = [
         LedgerRow(WEIGHTS, _bytes_of(buffers, WEIGHTS), _weights_note(plan)),
         LedgerRow(

@@ -31,6 +31,9 @@ KV_TYPES = {
 }
 """Types of keys and values, by the names that the configuration has for them."""
 
+KV_NAMES = {stored: name for name, stored in KV_TYPES.items()}
+"""What the configuration calls each."""
+
 QUANTIZED_STORAGE = {"int8": "int8", "float8_e4m3fn": "uint8"}
 """What buffers of quantized keys and values are made of: bytes, of which no type needs to know more."""
 
