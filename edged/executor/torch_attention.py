@@ -15,41 +15,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from edged.executor.torch_history import History
 from edged.executor.torch_sparse import SparseAttention
 from edged.executor.torch_tree import branching_trees, move_nodes, tree_mask
-from edged.memory.buffers import HISTORY_TILE, PAGE_TOKENS
-from plugins_trt.quantized.reference import dequantize, format_of, quantize, widen
+from edged.memory.buffers import PAGE_TOKENS
+from plugins_trt.quantized.reference import dequantize, format_of, quantize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from edged.executor.base import Int32Array, StepBatch
+    from edged.executor.torch_history import Piece
     from edged.executor.torch_sparse import SparseSequence
     from edged.models.architecture import Architecture
     from plugins_trt.contract import SelectionRule
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - sdpa itself hides the log-sum-exp
-
-LONG_RUN = HISTORY_TILE // 2
-"""A run of consecutive pages of at least this many tokens is attended where it lies instead of being gathered."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A part of a sequence's history that is attended in one call.
-
-    ``pages`` is given when the part is gathered from scattered pages first. ``k`` and ``v`` are given when the part
-    is read from scratch; they are the same for every layer.
-    """
-
-    first_slot: int
-    tokens: int
-    pages: torch.Tensor | None = None  # int64 [n]
-    gathered: torch.Tensor | None = None  # [2 kv_heads, n, 64 D]
-    scales: torch.Tensor | None = None  # [2 kv_heads, n, 64], where keys and values are quantized
-    widened: torch.Tensor | None = None  # [2 kv_heads, tokens, D], and what it is widened from
-    k: torch.Tensor | None = None
-    v: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -103,13 +84,10 @@ class CpuAttention:
         self._buffers = buffers
         self._kv = buffers["kv"]  # [layers, 2 kv_heads, pages * 64, D]
         self._layers = tuple(self._kv)
-        self._paged = tuple(self._kv.view(a.layers, 2 * a.kv_heads, -1, PAGE_TOKENS * a.head_dim))
-        self._layer_stride, self._head_stride = self._kv.stride(0), self._kv.stride(1)
+        self._history = History(architecture, buffers)
         self._inverse_frequencies = inverse_frequencies
         self._eps = torch.tensor(a.norm_eps, dtype=buffers["rotated"].dtype, device=self._kv.device)
         self._scales = buffers.get("kv_scales")  # [layers, 2 kv_heads, pages * 64]
-        # torch's kernel multiplies float16 slowly, and numbers in eight bits not at all: they are widened in pieces.
-        self._widens = self._kv.dtype == torch.float16 or self._scales is not None
 
     def begin(self, batch: StepBatch, qkv: torch.Tensor, attended: torch.Tensor) -> None:
         """Prepare a step: rotations, places of the new tokens, pieces of the histories.
@@ -141,7 +119,7 @@ class CpuAttention:
         self._values_out = self._rotated[rotating:]
         self._norm_scale = self._buffers["norm_scale"][: rotating * tokens].view(rotating, tokens, 1)
         self._new = self._stored[a.heads :]  # [2 kv_heads, T, D]
-        self._source = self._rotated if self._widens else self._stored
+        self._source = self._rotated if self._history.widens else self._stored
 
         self._plan_append(batch)
         self.trees = branching_trees(batch)
@@ -180,7 +158,7 @@ class CpuAttention:
         else:
             if self._stored is not self._rotated:
                 self._stored.copy_(self._rotated)
-                if self._widens:
+                if self._history.widens:
                     self._rotated.copy_(self._stored)  # for the same reason
             self._append(self._layers[layer], self._new)
         for sequence in self._sequences:
@@ -281,11 +259,11 @@ class CpuAttention:
         out_offset = attended.storage_offset() + start * token
         if count == 1:
             # The queries of a group are the rows of one small product; the new token is already in its page.
-            shape, stride = (1, a.kv_heads), (0, self._head_stride)
+            shape, stride = (1, a.kv_heads), (0, self._history.head_stride)
             sizes = (1, a.kv_heads, a.group, a.head_dim)
             q = self._source.as_strided(sizes, (0, a.group * q_stride, q_stride, 1), q_offset)
             out = attended.as_strided(sizes, (0, a.group * depth, depth, feature), out_offset)
-            history = self._history(batch.page_tables[index], past + 1, shape, stride)
+            history = self._history.cut(batch.page_tables[index], past + 1, shape, stride)
             return AttendedSequence(q, out, q, history, shape, stride, None, None)
         sizes = (a.kv_heads, a.group, count, a.head_dim)
         q = self._source.as_strided(sizes, (a.group * q_stride, q_stride, a.head_dim, 1), q_offset)
@@ -296,98 +274,20 @@ class CpuAttention:
         new_v = self._source.as_strided(sizes, new_stride, k_offset + a.kv_heads * q_stride)
         if count == tokens:  # alone in the step: the rows of a group's heads follow each other
             history_q = q.view(1, a.kv_heads, a.group * count, a.head_dim)
-            shape, stride = (1, a.kv_heads), (0, self._head_stride)
+            shape, stride = (1, a.kv_heads), (0, self._history.head_stride)
         else:
             history_q = q
-            shape, stride = (a.kv_heads, a.group), (self._head_stride, 0)
-        history = self._history(batch.page_tables[index], past, shape, stride)
+            shape, stride = (a.kv_heads, a.group), (self._history.head_stride, 0)
+        history = self._history.cut(batch.page_tables[index], past, shape, stride)
         paths = self.trees.get(index)
         mask = None if paths is None else tree_mask(paths, self._source.dtype)
         return AttendedSequence(q, out, history_q, history, shape, stride, new_k, new_v, mask)
-
-    def _history(
-        self, table: Int32Array, tokens: int, shape: tuple[int, int], stride: tuple[int, int]
-    ) -> tuple[Piece, ...]:
-        """Cut the first ``tokens`` tokens of a table into pieces."""
-        if tokens == 0:
-            return ()
-        pages = table[: -(-tokens // PAGE_TOKENS)]
-        bounds = [0, *(np.flatnonzero(np.diff(pages) != 1) + 1).tolist(), len(pages)]
-        pieces: list[Piece] = []
-        loose: list[int] = []  # pages of short runs, to be gathered together
-        last = len(bounds) - 2
-        for run, (first, end) in enumerate(pairwise(bounds)):
-            ends_sequence = run == last
-            size = (tokens if ends_sequence else end * PAGE_TOKENS) - first * PAGE_TOKENS
-            if size >= LONG_RUN or len(bounds) == 2:
-                pieces.extend(self._gather(loose, len(loose) * PAGE_TOKENS, shape, stride))
-                loose = []
-                pieces.extend(self._in_place(int(pages[first]) * PAGE_TOKENS, size, shape, stride))
-            else:
-                loose.extend(pages[first:end].tolist())
-        missing = len(pages) * PAGE_TOKENS - tokens if loose and loose[-1] == int(pages[-1]) else 0
-        pieces.extend(self._gather(loose, len(loose) * PAGE_TOKENS - missing, shape, stride))
-        return tuple(pieces)
-
-    def _in_place(
-        self, slot: int, tokens: int, shape: tuple[int, int], stride: tuple[int, int]
-    ) -> list[Piece]:
-        """Pieces of a run of consecutive slots: one view, or tiles where they must be widened."""
-        if not self._widens:
-            return [Piece(slot, tokens)]
-        pieces = []
-        for start in range(0, tokens, HISTORY_TILE):
-            count = min(HISTORY_TILE, tokens - start)
-            wide = self._tile("wide_history", count)
-            k, v = self._keys_values(wide, count, shape, stride)
-            pieces.append(Piece(slot + start, count, widened=wide, k=k, v=v))
-        return pieces
-
-    def _gather(
-        self, pages: list[int], tokens: int, shape: tuple[int, int], stride: tuple[int, int]
-    ) -> list[Piece]:
-        """Pieces of scattered pages, a tile each."""
-        pieces = []
-        for start in range(0, tokens, HISTORY_TILE):
-            count = min(HISTORY_TILE, tokens - start)
-            part = pages[start // PAGE_TOKENS : -(-(start + count) // PAGE_TOKENS)]
-            # Indices are few; a tensor of their own keeps the pieces of all sequences apart.
-            index = torch.tensor(part, dtype=torch.int64, device=self._kv.device)
-            gathered = self._tile("history", len(part) * PAGE_TOKENS)
-            wide = self._tile("wide_history", len(part) * PAGE_TOKENS) if self._widens else None
-            k, v = self._keys_values(gathered if wide is None else wide, count, shape, stride)
-            heads = 2 * self._a.kv_heads
-            flat = gathered.view(heads, len(part), PAGE_TOKENS * self._a.head_dim)
-            scales = None
-            if self._scales is not None:
-                size = heads * len(part) * PAGE_TOKENS
-                scales = self._buffers["history_scales"][:size].view(heads, len(part), PAGE_TOKENS)
-            pieces.append(Piece(0, count, index, flat, scales, wide, k, v))
-        return pieces
-
-    def _tile(self, name: str, tokens: int) -> torch.Tensor:
-        """Scratch as ``[2 kv_heads, tokens, D]``."""
-        width = 2 * self._a.kv_width
-        return self._buffers[name][: tokens * width].view(2 * self._a.kv_heads, tokens, self._a.head_dim)
-
-    def _keys_values(
-        self, tile: torch.Tensor, tokens: int, shape: tuple[int, int], stride: tuple[int, int]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a tile in the shape that the queries want."""
-        head = tile.stride(0)
-        sizes = (*shape, tokens, self._a.head_dim)
-        strides = (*(head if step else 0 for step in stride), self._a.head_dim, 1)
-        offset = tile.storage_offset()
-        return (
-            tile.as_strided(sizes, strides, offset),
-            tile.as_strided(sizes, strides, offset + self._a.kv_heads * head),
-        )
 
     def _attend(self, sequence: AttendedSequence, layer: int) -> torch.Tensor:
         """All queries of one sequence over its history and its new tokens."""
         out = lse = None
         for piece in sequence.history:
-            k, v = self._load(piece, sequence, layer)
+            k, v = self._history.load(piece, sequence.shape, sequence.stride, layer)
             part, part_lse = _flash(sequence.history_q, k, v)
             out, lse = (part, part_lse) if out is None or lse is None else _merge(out, lse, part, part_lse)
         if sequence.new_k is not None:
@@ -404,34 +304,6 @@ class CpuAttention:
             out = part if out is None or lse is None else _merge(out, lse, part, part_lse)[0]
         assert isinstance(out, torch.Tensor), "a sequence of a step has at least one token"  # noqa: S101
         return out
-
-    def _load(
-        self, piece: Piece, sequence: AttendedSequence, layer: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a piece in one layer."""
-        if piece.pages is not None and piece.gathered is not None:
-            torch.index_select(self._paged[layer], 1, piece.pages, out=piece.gathered)
-            if self._scales is not None and piece.scales is not None and piece.widened is not None:
-                paged = self._scales[layer].view(2 * self._a.kv_heads, -1, PAGE_TOKENS)
-                torch.index_select(paged, 1, piece.pages, out=piece.scales)
-                widen(piece.gathered.view_as(piece.widened), piece.scales.flatten(1), piece.widened)
-            elif piece.widened is not None:
-                piece.widened.view_as(piece.gathered).copy_(piece.gathered)
-        elif piece.widened is not None:
-            slots = slice(piece.first_slot, piece.first_slot + piece.tokens)
-            if self._scales is not None:
-                widen(self._layers[layer][:, slots], self._scales[layer][:, slots], piece.widened)
-            else:
-                piece.widened.copy_(self._layers[layer][:, slots])
-        if piece.k is not None and piece.v is not None:
-            return piece.k, piece.v
-        sizes = (*sequence.shape, piece.tokens, self._a.head_dim)
-        strides = (*sequence.stride, self._a.head_dim, 1)
-        offset = layer * self._layer_stride + piece.first_slot * self._a.head_dim
-        return (
-            self._kv.as_strided(sizes, strides, offset),
-            self._kv.as_strided(sizes, strides, offset + self._a.kv_heads * self._head_stride),
-        )
 
 
 def _merge(
