@@ -24,6 +24,23 @@ __device__ __forceinline__ void write_mean(
     store_share<typename Stored::Input, Stored::kDim>(out, sum, lane);
 }
 
+// Moves rows of `kPieces` pieces of 16 bytes from the nodes of the path to the slots behind `length`, by way of `rows`.
+template <int kDim, int kPieces, typename Pool>
+__device__ __forceinline__ void move_rows(
+    const Pool& pool, uint4* rows, const i32* table, const i32* path, int head, int length, int accepted) {
+    for (int i = threadIdx.x; i < accepted * kPieces; i += kThreads) {
+        int slot = length + path[i / kPieces];
+        rows[i] = reinterpret_cast<const uint4*>(
+            pool.template row<kDim>(table[slot / kPage], head, slot % kPage))[i % kPieces];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < accepted * kPieces; i += kThreads) {
+        int slot = length + i / kPieces;
+        reinterpret_cast<uint4*>(pool.template row<kDim>(table[slot / kPage], head, slot % kPage))[i % kPieces] = rows[i];
+    }
+    __syncthreads();
+}
+
 // Grid: (layers, kv_heads, sequences).
 template <typename Stored, int kPools>
 __device__ __forceinline__ void commit(
@@ -47,22 +64,8 @@ __device__ __forceinline__ void commit(
     const i32* table = batch.table(sequence);
     const i32* path = args.paths + sequence * kNodes;
     int length = batch.lengths[sequence];
-    auto move = [&](const auto& pool) {
-        for (int i = threadIdx.x; i < accepted * kPieces; i += kThreads) {
-            int slot = length + path[i / kPieces];
-            rows[i] = reinterpret_cast<const uint4*>(
-                pool.template row<kDim>(table[slot / kPage], head, slot % kPage))[i % kPieces];
-        }
-        __syncthreads();
-        for (int i = threadIdx.x; i < accepted * kPieces; i += kThreads) {
-            int slot = length + i / kPieces;
-            reinterpret_cast<uint4*>(pool.template row<kDim>(table[slot / kPage], head, slot % kPage))[i % kPieces] =
-                rows[i];
-        }
-        __syncthreads();
-    };
-    move(arena.keys);
-    move(arena.values);
+    move_rows<kDim, kPieces>(arena.keys, rows, table, path, head, length, accepted);
+    move_rows<kDim, kPieces>(arena.values, rows, table, path, head, length, accepted);
     if constexpr (kPools == 6) {
         auto move_scales = [&](const Pool& pool) {  // a thread moves one
             int node = threadIdx.x, slot = length + (node < accepted ? path[node] : 0);
