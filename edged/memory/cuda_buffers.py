@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from edged.memory.cuda_weights import cuda_packed
+from edged.memory.cuda_weights import KERNEL_ROWS, cuda_packed
 from edged.memory.specs import (
     ACTIVATIONS,
     COMPRESSED_KEYS,
@@ -23,7 +23,7 @@ from plugins_trt.arena import COARSE_SLOTS, FINE_SLOTS
 from plugins_trt.attention.contract import Layout
 from plugins_trt.contract import MAX_DECODE, ceil_div, round_up
 from plugins_trt.ternary_linear.contract import LinearPlan as TernaryPlan
-from plugins_trt.w4a16_linear.contract import MAX_ROWS, LinearPlan
+from plugins_trt.w4a16_linear.contract import LinearPlan
 from plugins_trt.w4a16_widen.contract import OCTET
 
 if TYPE_CHECKING:
@@ -124,9 +124,12 @@ def attention_workspace(plan: ModelPlan, tokens: int, multiprocessors: int = MUL
 
 def packed_workspace(plan: ModelPlan) -> int:
     """Bytes of scratch memory that a product with a packed weight needs in any bucket."""
-    rows = {min(MAX_ROWS, size) for size in bucket_sizes(plan)}
-    shapes = {(each.ternary, each.outputs, each.inputs) for each in cuda_packed(plan.architecture)}
-    return max((product_workspace(*shape, each) for shape in shapes for each in rows), default=0)
+    shapes = {
+        (each.ternary, each.outputs, each.inputs, min(each.launch_rows, size))
+        for each in cuda_packed(plan.architecture)
+        for size in bucket_sizes(plan)
+    }
+    return max((product_workspace(*shape) for shape in shapes), default=0)
 
 
 @lru_cache(maxsize=256)
@@ -152,7 +155,7 @@ def _packed_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
     workspace = packed_workspace(plan)
     if workspace:
         buffers.append(BufferSpec("packed_workspace", ACTIVATIONS, (round_up(workspace, 16),), "uint8"))
-    if packed and bucket_sizes(plan)[-1] > MAX_ROWS:
+    if packed and bucket_sizes(plan)[-1] > KERNEL_ROWS:
         elements = max(wide_rows(each) * each.inputs for each in packed)
         buffers.append(BufferSpec("packed_wide", ACTIVATIONS, (elements,), plan.dtype))
     return tuple(buffers)

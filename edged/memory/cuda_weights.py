@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING
 from edged.models.weights import HEAD, WeightPart, weight_parts, weight_specs
 from plugins_trt.ternary_linear import layout as ternary_layout
 from plugins_trt.w4a16_linear import layout
+from plugins_trt.w4a16_linear.contract import MAX_ROWS
 
 if TYPE_CHECKING:
     from edged.models.architecture import Architecture
     from edged.models.weights import Packing, WeightSpec
+
+KERNEL_ROWS = 128
+"""Up to so many rows multiply packed weights as they are; for more, the weights are widened, for cuBLAS."""
 
 GROUPS = ".groups"
 """Follows a packed weight's name, for its scales and zero points: ``layers.3.qkv`` itself holds the tiles."""
@@ -66,6 +70,11 @@ class CudaPacked:
             WeightPart(self.name, (tiles, self.inputs // layout.STEP, 32, 4), "int32"),
             WeightPart(self.name + GROUPS, (tiles, self.inputs // self.group, 8, 2), "int32"),
         )
+
+    @property
+    def launch_rows(self) -> int:
+        """Most rows of one launch of the kernels."""
+        return KERNEL_ROWS if self.ternary else MAX_ROWS
 
     def check(self) -> None:
         """Refuse sizes that the kernels do not take.

@@ -257,7 +257,7 @@ def error(ours, expected):
 def test_logits_are_the_cpus(executors, reference, name, dtype):
     runner = Runner(executors(name, dtype))
     sequence = runner.sequence(PROMPT)
-    # One row; few and many; both ways of more than 64 (the last bucket takes them in one step).
+    # One row; few and many; more than a launch takes; so many that weights are widened.
     ours = [runner.logits([(sequence, count)], "all") for count in (1, 2, 13, 40, 65, 200)]
     ours += [runner.logits([(sequence, 1)]) for _ in range(3)]
     ours = np.concatenate(ours)
