@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from jinja2 import meta, nodes
-from jinja2.exceptions import SecurityError, TemplateSyntaxError
+from jinja2.exceptions import SecurityError
 
 from edged.checkpoint.json_file import read_optional_json_object
 from edged.checkpoint.template_budget import Budget, BudgetError, RenderLimits
 from edged.checkpoint.template_environment import RefusedError, TemplateEnvironment
+from edged.checkpoint.template_source import TEMPLATE_FILE, compile_template, read_sources
 from edged.checkpoint.tokenizer import read_special_tokens
-from edged.errors import CheckpointError, FailedPreconditionError, InvalidArgumentError
+from edged.errors import FailedPreconditionError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import jinja2
 
-TEMPLATE_FILE = "chat_template.jinja"
-_NAMED_TEMPLATES = "additional_chat_templates"
-_MAX_SOURCE_BYTES = 1 << 18  # the longest in use have some 30 KB
-_MAX_NODES = 20_000  # of the syntax tree, where the longest in use have some 3000; compiling takes 50 us and 4 KB for each
 _MAX_DEPTH = 64
 # Every template takes these as they are; any other role has to be spelled in the template itself.
-_COMPILING = RenderLimits(seconds=10.0, steps=1_000_000, characters=1 << 20)
 _COMMON_ROLES = frozenset({"system", "user", "assistant", "tool"})
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -64,7 +59,7 @@ class ChatTemplate:
         self._sources = dict(sources)
         environment = TemplateEnvironment()
         for name, source in self._sources.items():
-            compiled = _compile(environment, source, f"{where} ({name})")
+            compiled = compile_template(environment, source, f"{where} ({name})")
             self._templates[name] = compiled.template
             self._roles[name] = _COMMON_ROLES | compiled.constants
             self._variables[name] = compiled.variables
@@ -80,7 +75,7 @@ class ChatTemplate:
         """
         folder = Path(folder)
         settings = read_optional_json_object(folder / "tokenizer_config.json")
-        sources = _read_sources(folder, settings)
+        sources = read_sources(folder, settings)
         return cls(sources, read_special_tokens(settings), where=f"{folder}: chat template", limits=limits)
 
     def __bool__(self) -> bool:
@@ -327,83 +322,6 @@ class ChatTemplate:
         # A template that trims its messages also trims what is continued.
         kept = rendered[place : place + len(_CONTINUE_TAG)] == _CONTINUE_TAG
         return rendered[:place] if kept else rendered[:place].rstrip()
-
-
-def _read_sources(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
-    sources: dict[str, str] = {}
-    stored = settings.get("chat_template")
-    if isinstance(stored, str):
-        sources["default"] = stored
-    elif isinstance(stored, list):
-        for entry in stored:
-            if not isinstance(entry, dict) or not all(
-                isinstance(entry.get(key), str) for key in ("name", "template")
-            ):
-                raise CheckpointError(
-                    f"{folder}/tokenizer_config.json: chat_template must list names and templates"
-                )
-            sources[entry["name"]] = entry["template"]
-    elif stored is not None:
-        raise CheckpointError(f"{folder}/tokenizer_config.json: chat_template is neither a text nor a list")
-    if (folder / TEMPLATE_FILE).exists():
-        sources["default"] = _read_text(folder / TEMPLATE_FILE)
-    for path in sorted((folder / _NAMED_TEMPLATES).glob("*.jinja")):
-        sources[path.stem] = _read_text(path)
-    if sources and "default" not in sources:
-        raise CheckpointError(
-            f"{folder}: has the chat templates {', '.join(sources)}, but none named default"
-        )
-    return sources
-
-
-def _read_text(path: Path) -> str:
-    try:
-        if path.stat().st_size <= _MAX_SOURCE_BYTES:
-            return path.read_text("utf-8")
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from None
-    raise CheckpointError(f"{path}: larger than {_MAX_SOURCE_BYTES >> 10} KiB")
-
-
-class _Compiled(NamedTuple):
-    template: jinja2.Template
-    constants: frozenset[str]  # every text that is spelled out in it
-    variables: frozenset[str]  # every name that it reads and may not have set itself
-
-
-def _compile(environment: TemplateEnvironment, source: str, where: str) -> _Compiled:
-    if len(source) > _MAX_SOURCE_BYTES:
-        raise CheckpointError(f"{where}: larger than {_MAX_SOURCE_BYTES >> 10} KiB")
-    try:
-        # Constant expressions are evaluated here, and what they make is kept.
-        with Budget(_COMPILING):
-            tree = environment.parse(source)
-            reaching, constants = _survey(tree)
-            variables = frozenset(meta.find_undeclared_variables(tree))
-            template = environment.from_string(source)
-    except TemplateSyntaxError as error:
-        raise CheckpointError(f"{where}: line {error.lineno}: {error.message}") from None
-    except BudgetError as error:
-        raise CheckpointError(f"{where}: cannot be compiled: {error}") from None
-    except Exception as error:  # noqa: BLE001 - a hostile source fails in Python's compiler in many ways
-        raise CheckpointError(f"{where}: does not compile: {error or type(error).__name__}") from None
-    if reaching is not None:
-        raise CheckpointError(f"{where}: line {reaching.lineno}: a chat template cannot use other files")
-    return _Compiled(template, constants, variables)
-
-
-def _survey(tree: nodes.Template) -> tuple[nodes.Node | None, frozenset[str]]:
-    """The first node that reaches for another file, and every text that is spelled out."""
-    reaching: nodes.Node | None = None
-    constants = set()
-    for count, node in enumerate(tree.find_all(nodes.Node)):
-        if count >= _MAX_NODES:
-            raise BudgetError(f"it has more than {_MAX_NODES} nodes")
-        if isinstance(node, (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
-            reaching = reaching or node
-        elif isinstance(node, nodes.Const) and isinstance(node.value, str):
-            constants.add(node.value)
-    return reaching, frozenset(constants)
 
 
 def _refuse_reserved(key: str) -> None:
