@@ -23,7 +23,7 @@ from edged.config import AttentionConfig, ModelConfig
 from edged.executor.base import PAGE_TOKENS, SamplingRow, StepBatch
 from edged.executor.cuda_device import CudaDevice
 from edged.executor.cuda_executor import CudaExecutor
-from edged.memory.cuda_weights import GROUPS
+from edged.models.cuda_weights import GROUPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from edged.memory.cuda_buffers import wide_rows
-from edged.memory.cuda_weights import KERNEL_ROWS
+from edged.models.cuda_weights import KERNEL_ROWS
 from plugins_trt.contract import DeviceArray
 from plugins_trt.skinny_linear.contract import MAX_ROWS, STEP, SkinnyGated, SkinnyLinear
 from plugins_trt.ternary_linear.contract import TernaryLinear, TernaryWiden

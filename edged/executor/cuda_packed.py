@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from edged.memory.cuda_weights import GROUPS, cuda_packed
+from edged.models.cuda_weights import GROUPS, cuda_packed
 from edged.models.quantization import TERNARY_WORD_WEIGHTS, WORD_WEIGHTS
 from plugins_trt.ternary_linear.layout import blocks_of
 from plugins_trt.w4a16_linear.layout import STEP
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from edged.checkpoint.packed import PackedModule
     from edged.executor.cuda_device import Device, Words
     from edged.memory.buffers import ModelPlan
-    from edged.memory.cuda_weights import CudaPacked
     from edged.models.checkpoint import PackedLinear
+    from edged.models.cuda_weights import CudaPacked
 
 _STAGED = 1 << 20
 """Words of a piece that page-locked memory is made for."""

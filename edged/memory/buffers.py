@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from edged.engine.selection import selection_of
 from edged.memory.cuda_buffers import cuda_step_buffers
 from edged.memory.cuda_limits import check_cuda_plan
-from edged.memory.cuda_weights import cuda_weight_parts
 from edged.memory.specs import (
     ACTIVATIONS,
     COMPRESSED_KEYS,
@@ -25,6 +24,7 @@ from edged.memory.specs import (
     WEIGHTS,
     BufferSpec,
 )
+from edged.models.cuda_weights import cuda_weight_parts
 from edged.models.weights import weight_parts, weight_specs
 from plugins_trt.arena import COARSE_SLOTS, FINE_SLOTS
 
@@ -175,7 +175,7 @@ def weight_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
     """The weights: matrices in the plan's dtype, vectors (norms, biases) in the type that activations have.
 
     A packed matrix keeps its own types whatever the plan says (:func:`edged.models.weights.weight_parts`, on a GPU
-    :func:`edged.memory.cuda_weights.cuda_weight_parts`).
+    :func:`edged.models.cuda_weights.cuda_weight_parts`).
     """
     parts_of = cuda_weight_parts if plan.device == "cuda" else weight_parts
     return tuple(

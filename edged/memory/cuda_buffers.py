@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from edged.memory.cuda_weights import KERNEL_ROWS, cuda_packed
 from edged.memory.specs import (
     ACTIVATIONS,
     COMPRESSED_KEYS,
@@ -19,6 +18,7 @@ from edged.memory.specs import (
     PAGE_TOKENS,
     BufferSpec,
 )
+from edged.models.cuda_weights import KERNEL_ROWS, cuda_packed
 from plugins_trt.arena import COARSE_SLOTS, FINE_SLOTS
 from plugins_trt.attention.contract import Layout
 from plugins_trt.contract import MAX_DECODE, ceil_div, round_up
@@ -28,7 +28,7 @@ from plugins_trt.w4a16_widen.contract import OCTET
 
 if TYPE_CHECKING:
     from edged.memory.buffers import ModelPlan
-    from edged.memory.cuda_weights import CudaPacked
+    from edged.models.cuda_weights import CudaPacked
 
 MULTIPROCESSORS = 192
 """Most multiprocessors of a device that scratch memory is planned for (the largest RTX cards have 188)."""

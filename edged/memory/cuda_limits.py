@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edged.errors import UnsupportedError
-from edged.memory.cuda_weights import cuda_packed
 from edged.memory.specs import KV_NAMES, PAGE_TOKENS
+from edged.models.cuda_weights import cuda_packed
 from plugins_trt.chunk_selection.contract import MAX_PAGES
 from plugins_trt.contract import LaunchError, check_heads
 from plugins_trt.skinny_linear.contract import STEP

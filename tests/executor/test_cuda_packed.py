@@ -20,9 +20,9 @@ from edged.executor.cuda_executor import CudaExecutor
 from edged.executor.cuda_packed import even_below_odd
 from edged.memory.buffers import step_buffers, weight_buffers
 from edged.memory.cuda_buffers import WIDE_TILE, wide_rows
-from edged.memory.cuda_weights import CudaPacked
 from edged.models.architecture import Architecture
 from edged.models.checkpoint import CheckpointPlan
+from edged.models.cuda_weights import CudaPacked
 from edged.models.weights import weight_specs
 from plugins_trt.ternary_linear import layout as ternary_layout
 from plugins_trt.ternary_linear.reference import widen_rows as widen_ternary_rows
