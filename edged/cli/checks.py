@@ -175,8 +175,8 @@ def check_socket(address: str | None) -> Iterator[Finding]:
     """
     try:
         # The doctor has to work where grpc is what is broken.
-        from edged.cli.connection import describe  # noqa: PLC0415
         from edged.client import Client  # noqa: PLC0415
+        from edged.client.readiness import describe_state  # noqa: PLC0415
         from edged.v1.control_pb2 import STATE_SERVING  # noqa: PLC0415
     except ImportError as error:
         yield Finding(
@@ -200,7 +200,7 @@ def check_socket(address: str | None) -> Iterator[Finding]:
     except EdgedError as error:
         yield Finding("daemon", FAILURE, error.message, "correct the address, or see the daemon's log")
     else:
-        text = f"edged {status.version} at {client.address}: {describe(status)}"
+        text = f"edged {status.version} at {client.address}: {describe_state(status)}"
         if status.state == STATE_SERVING and status.version != __version__:
             yield Finding("daemon", WARNING, text, f"restart it: this edgectl is {__version__}")
         elif status.state == STATE_SERVING:

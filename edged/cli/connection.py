@@ -10,13 +10,12 @@ import typer
 
 from edged.cli.options import checked_address
 from edged.client import Client
-from edged.errors import DeadlineError, EdgedError, InvalidArgumentError, UnavailableError
+from edged.client.readiness import POLL_SECONDS, Readiness
+from edged.errors import EdgedError, InvalidArgumentError, UnavailableError
 from edged.v1 import control_pb2
 
 if TYPE_CHECKING:
     from edged.client.address import Address
-
-_POLL_SECONDS = 0.1
 
 
 def connect(address: str | None) -> Client:
@@ -35,55 +34,33 @@ def connect(address: str | None) -> Client:
         raise typer.BadParameter(error.message, param_hint="'--address'") from None
 
 
-def state_name(state: int) -> str:
-    """``serving`` of ``STATE_SERVING``; ``unknown`` of a state that this edgectl does not know."""
-    try:
-        return control_pb2.State.Name(state).removeprefix("STATE_").lower()
-    except ValueError:
-        return "unknown"
-
-
-def describe(status: control_pb2.GetStatusResponse) -> str:
-    """One line on the daemon's state: what it loads and how far it is, or why it failed."""
-    parts = [state_name(status.state)]
-    parts += [
-        f"{model.name}: {model.loading} {model.loading_fraction:.0%}"
-        for model in status.models
-        if model.loading
-    ]
-    if status.last_error and status.state != control_pb2.STATE_SERVING:
-        parts.append(status.last_error)
-    return "; ".join(parts)
-
-
 def wait_until_serving(client: Client, seconds: float | None) -> None:
     """Wait until the daemon serves; at once back when ``seconds`` is None. A terminal is told what happens.
 
     Raises:
         DeadlineError: It does not serve after that time.
-        UnavailableError: It will not serve: the engine cannot be started, or the daemon drains.
+        UnavailableError: It will not serve: its engine cannot be started.
+        UnauthenticatedError, PermissionDeniedError: It is there and turns this caller away.
     """
     if seconds is None:
         return
-    end = time.monotonic() + seconds
+    readiness = Readiness(client.address, seconds, time.monotonic())
     live = _LiveLine(client.address)
     try:
         while True:
-            state = "no answer"
+            left = readiness.left(time.monotonic())
             try:
-                status = client.status(timeout=max(0.5, min(5.0, end - time.monotonic())))
+                # Short tries, so that the line on the terminal keeps up.
+                status = client.status(timeout=max(0.5, min(5.0, left)))
             except EdgedError as error:
-                state = error.message
+                readiness.failed(error)
             else:
-                if status.state == control_pb2.STATE_SERVING:
+                if readiness.serves(status):
                     return
-                state = describe(status)
                 if status.state == control_pb2.STATE_FAILED:
-                    raise UnavailableError(f"edged at {client.address} cannot serve: {state}")
-            if time.monotonic() >= end:
-                raise DeadlineError(f"edged at {client.address} does not serve after {seconds:g} s: {state}")
-            live.show(state)
-            time.sleep(_POLL_SECONDS)
+                    raise UnavailableError(f"edged at {client.address} cannot serve: {readiness.state}")
+            live.show(readiness.state)
+            time.sleep(min(POLL_SECONDS, left))
     finally:
         live.clear()
 

@@ -8,9 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from edged.cli.board_lines import board_lines
-from edged.cli.connection import describe, state_name
 from edged.cli.ledger_table import ledger_table
 from edged.cli.terminal import visible
+from edged.client.readiness import describe_state, state_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -43,7 +43,7 @@ def status_parts(
     parts: list[RenderableType] = [
         Text.assemble(
             f"edged {status.version}  ",
-            (visible(describe(status)), _STYLES.get(state, "")),
+            (visible(describe_state(status)), _STYLES.get(state, "")),
             f"  up {_span(status.uptime_seconds)}",
         ),
         f"address    {', '.join(status.addresses) or address}",

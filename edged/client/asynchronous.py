@@ -10,11 +10,11 @@ import grpc
 import grpc.aio
 
 from edged.client.address import Address, default_address
-from edged.client.blocking import describe_state
 from edged.client.channel import open_channel
 from edged.client.credentials import Credentials
 from edged.client.events import Answer, AnswerBuilder, Event, read_event
 from edged.client.failures import read_failure
+from edged.client.readiness import POLL_SECONDS, Readiness
 from edged.client.requests import (
     GenerateOptions,
     Prompt,
@@ -22,7 +22,7 @@ from edged.client.requests import (
     generate_request,
     tokenize_request,
 )
-from edged.errors import DeadlineError, EdgedError
+from edged.errors import EdgedError
 from edged.v1 import control_pb2, control_pb2_grpc, inference_pb2_grpc
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from edged.client.chat import ChatOptions
-
-_POLL_SECONDS = 0.05
 
 
 class AsyncGeneration:
@@ -156,26 +154,17 @@ class AsyncClient:
     ) -> control_pb2.GetStatusResponse:
         """Wait until the daemon serves, also if it is not there yet; return its state then."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + timeout
-        last: str | None = None
+        readiness = Readiness(self.address, timeout, loop.time())
         while True:
-            left = end - loop.time()
-            if left <= 0:
-                raise DeadlineError(
-                    f"edged at {self.address} does not serve after {timeout:g} s: {last or 'no answer yet'}"
-                )
+            left = readiness.left(loop.time())
             try:
                 status = await self.status(timeout=left)
-            except DeadlineError as error:
-                if last is None:  # the last try's own short time says less than the state before it
-                    last = error.message
             except EdgedError as error:
-                last = error.message
+                readiness.failed(error)
             else:
-                if status.state == control_pb2.STATE_SERVING:
+                if readiness.serves(status):
                     return status
-                last = describe_state(status)
-            await asyncio.sleep(_POLL_SECONDS)
+            await asyncio.sleep(min(POLL_SECONDS, left))
 
     @contextmanager
     def _failures(self, timeout: float | None) -> Iterator[None]:

@@ -13,6 +13,7 @@ from edged.client.channel import open_channel
 from edged.client.credentials import Credentials
 from edged.client.events import Answer, AnswerBuilder, Event, read_event
 from edged.client.failures import read_failure
+from edged.client.readiness import POLL_SECONDS, Readiness
 from edged.client.requests import (
     GenerateOptions,
     Prompt,
@@ -20,7 +21,7 @@ from edged.client.requests import (
     generate_request,
     tokenize_request,
 )
-from edged.errors import DeadlineError, EdgedError
+from edged.errors import EdgedError
 from edged.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from edged.client.chat import ChatOptions
-
-_POLL_SECONDS = 0.05
 
 
 class Generation:
@@ -264,27 +263,19 @@ class Client:
 
         Raises:
             DeadlineError: It does not serve after ``timeout`` seconds; the message says how far it came.
+            UnauthenticatedError, PermissionDeniedError: It is there and turns this caller away.
         """
-        end = time.monotonic() + timeout
-        last: str | None = None
+        readiness = Readiness(self.address, timeout, time.monotonic())
         while True:
-            left = end - time.monotonic()
-            if left <= 0:
-                raise DeadlineError(
-                    f"edged at {self.address} does not serve after {timeout:g} s: {last or 'no answer yet'}"
-                )
+            left = readiness.left(time.monotonic())
             try:
                 status = self.status(timeout=left)
-            except DeadlineError as error:
-                if last is None:  # the last try's own short time says less than the state before it
-                    last = error.message
             except EdgedError as error:
-                last = error.message
+                readiness.failed(error)
             else:
-                if status.state == control_pb2.STATE_SERVING:
+                if readiness.serves(status):
                     return status
-                last = describe_state(status)
-            time.sleep(min(_POLL_SECONDS, max(left, 0)))
+            time.sleep(min(POLL_SECONDS, left))
 
     @contextmanager
     def _failures(self, timeout: float | None) -> Iterator[None]:
@@ -292,16 +283,3 @@ class Client:
             yield
         except grpc.RpcError as failure:
             raise read_failure(failure, self.address, timeout) from None
-
-
-def describe_state(status: control_pb2.GetStatusResponse) -> str:
-    """One line on a daemon that does not serve: its state, what it loads, its last error."""
-    parts = [control_pb2.State.Name(status.state).removeprefix("STATE_").lower()]
-    parts += [
-        f"{model.name}: {model.loading} {model.loading_fraction:.0%}"
-        for model in status.models
-        if model.loading
-    ]
-    if status.last_error:
-        parts.append(status.last_error)
-    return "; ".join(parts)

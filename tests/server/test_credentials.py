@@ -19,7 +19,7 @@ from edged.cli.exit_codes import ExitCode
 from edged.cli.main import main
 from edged.client import Chunk, Client, Credentials
 from edged.config import TlsConfig
-from edged.errors import EdgedError, ListenError, UnauthenticatedError
+from edged.errors import EdgedError, ListenError, PermissionDeniedError, UnauthenticatedError
 from edged.server.certificates import Certificates
 from edged.server.listeners import Listeners
 from edged.server.tokens import TokenFile, make_token, parse_tokens, token_line
@@ -251,6 +251,11 @@ def test_status_tells_a_daemon_that_refuses_from_one_that_is_not_there(start_dae
         code = main(["-a", address, "status", "--json", "--token-file", str(shown)])
         assert code == ExitCode.REFUSED
         assert json.loads(capsys.readouterr().out)["state"] == "refused"
+        began = time.monotonic()
+        refused = pytest.raises((UnauthenticatedError, PermissionDeniedError))
+        with Client(address, credentials=Credentials(token=secret)) as client, refused:
+            client.wait_ready(60)  # waiting would mend nothing
+        assert time.monotonic() - began < 30
     assert daemon.stop() == 0
     assert main(["-a", address, "status", "--json"]) == ExitCode.UNREACHABLE
     assert json.loads(capsys.readouterr().out)["state"] == "unreachable"
