@@ -2,8 +2,8 @@
 
     python bench/build.py [--json FILE]
 
-Two shapes: SmolLM2-135M and MiniCPM4-8B (32 layers, sparse attention), bf16, each in a process of its own.
-`build_seconds`, `build_peak_rss_mb` and `plan_mb` are the larger shape's.
+Shapes, each in a process of its own: SmolLM2-135M, and MiniCPM4-8B (32 layers, sparse attention) with dense, 4-bit
+(W4A16) and ternary linears. `build_seconds`, `build_peak_rss_mb` and `plan_mb` are those of MiniCPM4-8B in 4 bits.
 """
 
 from __future__ import annotations
@@ -35,9 +35,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 100000.0,
         "tie_word_embeddings": True,
     },
-    "minicpm4_8b": {**MINICPM4_8B, "max_position_embeddings": 32768},
+    "minicpm4_8b": MINICPM4_8B,
+    "minicpm4_8b_w4a16": {
+        **MINICPM4_8B,
+        "quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False},
+    },
+    "minicpm4_8b_ternary": {
+        **MINICPM4_8B,
+        "quantization_config": {"quant_method": "ternary", "bits": 2, "group_size": 128},
+    },
 }
-LARGE = "minicpm4_8b"
+LARGE = "minicpm4_8b_w4a16"
 TARGETS = ("sm86", "sm89", "sm120")
 
 
@@ -51,7 +59,7 @@ def measure(name: str) -> dict[str, Any]:
     from plugins_trt.contract import SelectionRule
     from plugins_trt.tensorrt.adapter import load
 
-    sparse = SelectionRule() if name == LARGE else None
+    sparse = None if name == "smollm2" else SelectionRule()
     spec = GraphSpec(Architecture.from_config(SHAPES[name]), "bfloat16", sparse)
     tensorrt = load("tensorrt_rtx")
     graph = serialize(emit(spec))
@@ -78,13 +86,14 @@ def main() -> int:
     )
     add_json_option(parser)
     parser.add_argument("--shape", choices=SHAPES, help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=SHAPES, nargs="+", help="these shapes beside the largest")
     arguments = parser.parse_args()
     if arguments.shape:
         print(json.dumps(measure(arguments.shape)))
         return 0
     results = {}
     surroundings = environment()
-    for name in SHAPES:
+    for name in [each for each in SHAPES if arguments.only is None or each in (*arguments.only, LARGE)]:
         done = subprocess.run(
             [sys.executable, __file__, "--shape", name], capture_output=True, text=True, check=False
         )

@@ -16,8 +16,10 @@ from edged import __version__
 from edged.engine.onnx_nodes import ELEMENT_TYPES, Dim, OnnxNodes
 from edged.engine.onnx_operators import OnnxOperators, StepInputs
 from edged.errors import UnsupportedError
+from edged.models.cuda_weights import GROUPS, cuda_packed, cuda_weight_parts
 from edged.models.decoder import Decoder
 from edged.models.weights import EMBEDDING, HEAD, weight_specs
+from plugins_trt.contract import LaunchError
 from plugins_trt.tensorrt.names import NAMESPACE
 
 if TYPE_CHECKING:
@@ -80,11 +82,7 @@ class GraphSpec:
             raise UnsupportedError(
                 f"dtype {self.dtype!r}: a graph has one of {', '.join(DTYPES)}", field="dtype"
             )
-        if self.architecture.quantization is not None:
-            raise UnsupportedError(
-                "quantization_config: no graph has 4-bit linears in this version; use executor: torch",
-                field="quantization_config",
-            )
+        _check_packed(self.architecture)
 
     def input_shapes(self) -> dict[str, tuple[str, tuple[Dim, ...]]]:
         """Element type and shape of every input: the step's, the rotary tables, the weights."""
@@ -92,7 +90,8 @@ class GraphSpec:
         shapes = dict(STEP_INPUTS)
         shapes["rope_cosine"] = shapes["rope_sine"] = ("float32", (POSITIONS, half))
         for spec in weight_specs(self.architecture):
-            shapes[spec.name] = (self.dtype, spec.shape)
+            for part in cuda_weight_parts(spec):
+                shapes[part.name] = (part.dtype or self.dtype, part.shape)
         for name, source in self.aliases().items():
             shapes[name] = shapes[source]
         return shapes
@@ -104,6 +103,30 @@ class GraphSpec:
         table, transposed, in every step (601 MB for a vocabulary of 73 448 by 4096).
         """
         return {HEAD: EMBEDDING} if self.architecture.tied else {}
+
+
+def _check_packed(architecture: Architecture) -> None:
+    """Refuse packed weights that the plugins do not take.
+
+    Raises:
+        UnsupportedError: Names the weight and what would do.
+    """
+    quantization = architecture.quantization
+    if quantization is not None and quantization.act_order:
+        raise UnsupportedError(
+            "quantization_config.desc_act: no graph has 4-bit weights whose groups are not consecutive inputs; quantize with "
+            "edgectl quantize --act-order static, or use executor: torch",
+            field="quantization_config",
+        )
+    for packed in cuda_packed(architecture):
+        try:
+            packed.check()
+        except LaunchError as error:
+            raise UnsupportedError(
+                f"the packed weight {packed.name}: {error}; quantize with another group, or use executor: torch on "
+                "device: cpu",
+                field="quantization_config",
+            ) from None
 
 
 def emit(spec: GraphSpec) -> onnx.ModelProto:
@@ -118,7 +141,13 @@ def emit(spec: GraphSpec) -> onnx.ModelProto:
     weights = {each.name: values[each.name] for each in weight_specs(spec.architecture)}
     decoder = Decoder(spec.architecture, weights)
     operators = OnnxOperators(
-        nodes, spec.architecture, step, dtype=spec.dtype, selection=spec.selection, head=values[HEAD]
+        nodes,
+        spec.architecture,
+        step,
+        dtype=spec.dtype,
+        selection=spec.selection,
+        head=values[HEAD],
+        scales={each.name: values[each.name + GROUPS] for each in cuda_packed(spec.architecture)},
     )
     result = decoder.forward(operators)
     nodes.nodes.append(helper.make_node("Identity", [result.name], [LOGITS], name=LOGITS))

@@ -101,8 +101,11 @@ class OnnxNodes:
         )
         return outputs
 
-    def describe(self, value: Value, shape: Sequence[Dim]) -> None:
-        """State a tensor's type and shape, where tools cannot infer them (after nodes of a domain of our own)."""
+    def describe(self, value: Value, shape: Sequence[Dim | None]) -> None:
+        """State a tensor's type and shape, where tools cannot infer them (after nodes of a domain of our own).
+
+        A size of None is not known and has no name.
+        """
         self.values.append(helper.make_tensor_value_info(value.name, ELEMENT_TYPES[value.dtype], list(shape)))
 
     def constant(self, array: npt.NDArray[np.float32] | npt.NDArray[np.int64]) -> Value:

@@ -9,9 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from plugins_trt.tensorrt.names import ATTENTION, ATTENTION_VERSION, NAMESPACE
+from edged.models.cuda_weights import cuda_packed
+from plugins_trt.tensorrt.names import (
+    ATTENTION,
+    ATTENTION_VERSION,
+    NAMESPACE,
+    TERNARY_LINEAR,
+    TERNARY_LINEAR_VERSION,
+    W4A16_LINEAR,
+    W4A16_LINEAR_VERSION,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from edged.engine.onnx_nodes import OnnxNodes, Value
     from edged.models.architecture import Architecture
     from edged.models.operators import Linear
@@ -46,6 +57,7 @@ class OnnxOperators:
         dtype: Of activations and weights.
         selection: Which blocks a query attends to; None attends densely everywhere.
         head: The input that holds the LM head's weight, also where it is the embedding's.
+        scales: The inputs that hold the scales of packed weights, by the weight's name.
     """
 
     def __init__(
@@ -57,6 +69,7 @@ class OnnxOperators:
         dtype: str,
         selection: SelectionRule | None,
         head: Value,
+        scales: Mapping[str, Value],
     ) -> None:
         self._nodes = nodes
         self._a = architecture
@@ -64,6 +77,10 @@ class OnnxOperators:
         self._dtype = dtype
         self._selection = selection
         self._head = head
+        self._scales = scales
+        self._packed = {each.name: each for each in cuda_packed(architecture)}
+        self._activated: set[str] = set()
+        """Values that went through the activation already."""
 
     def embedding(self, table: Value, scale: float) -> Value:
         """``[V, H]`` to ``[T, H]``."""
@@ -96,9 +113,41 @@ class OnnxOperators:
         return total, self.rms_norm(total, weight)
 
     def linear(self, x: Value, layer: Linear[Value]) -> Value:
-        """``[.., in]`` to ``[.., out]``."""
+        """``[.., in]`` to ``[.., out]``; with packed weights, :meth:`silu_mul` of gate and up comes along."""
+        if layer.name in self._packed:
+            return self._packed_linear(x, layer)
         inputs = [x, layer.weight] if layer.bias is None else [x, layer.weight, layer.bias]
         return self._nodes.add("Gemm", inputs, self._dtype, layer.name, transB=1)
+
+    def _packed_linear(self, x: Value, layer: Linear[Value]) -> Value:
+        """One node of ours."""
+        packed = self._packed[layer.name]
+        kind, version = (
+            (TERNARY_LINEAR, TERNARY_LINEAR_VERSION)
+            if packed.ternary
+            else (W4A16_LINEAR, W4A16_LINEAR_VERSION)
+        )
+        bias = [] if layer.bias is None else [layer.bias]
+        out = self._nodes.add(
+            kind,
+            [x, layer.weight, self._scales[layer.name], *bias],
+            self._dtype,
+            layer.name,
+            domain=NAMESPACE,
+            plugin_version=version,
+            plugin_namespace=NAMESPACE,
+            weight=layer.name,
+            outputs_of_row=packed.outputs,
+            inputs_of_row=packed.inputs,
+            group=packed.group,
+            gated=int(packed.gated),
+            bias=len(bias),
+        )
+        # Of the last layer only the needed rows go on: the rows' number has no one name.
+        self._nodes.describe(out, [None, packed.outputs // 2 if packed.gated else packed.outputs])
+        if packed.gated:
+            self._activated.add(out.name)
+        return out
 
     def attention(self, qkv: Value, layer: int, q_norm: Value | None, k_norm: Value | None) -> Value:
         """``[T, (heads + 2 kv_heads) D]`` to ``[T, heads D]``: one node of ours."""
@@ -142,6 +191,8 @@ class OnnxOperators:
 
     def silu_mul(self, gate_up: Value) -> Value:
         """``[.., 2 I]`` to ``[.., I]``."""
+        if gate_up.name in self._activated:
+            return gate_up
         nodes, scope, size = self._nodes, gate_up.name, self._a.intermediate
         gate, up = nodes.add_many(
             "Split", [gate_up, nodes.integers(size, size)], [self._dtype] * 2, scope, axis=-1

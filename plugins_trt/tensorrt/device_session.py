@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from plugins_trt.arena import Arena
     from plugins_trt.contract import DeviceArray
+    from plugins_trt.ternary_linear.contract import TernaryLinear
+    from plugins_trt.w4a16_linear.contract import W4A16Linear
 
 
 class DeviceSession:
@@ -25,6 +27,8 @@ class DeviceSession:
     Attributes:
         tree: Whether the next step verifies a tree. It is read when a step is enqueued or captured, not when a
             captured one is replayed.
+        dense: Whether no query of the next step is far enough to attend sparsely: blocks are then not scored. Read as
+            `tree` is.
     """
 
     def __init__(
@@ -35,6 +39,7 @@ class DeviceSession:
         arena: Arena,
         workspace: DeviceArray,
         arrived: DeviceArray | None,
+        multiply: Callable[[Any, Any], None] | None = None,
     ) -> None:
         """Takes the parts.
 
@@ -44,13 +49,17 @@ class DeviceSession:
             arena: The model's pages.
             workspace: Scratch memory, at least `plugins_trt.attention.contract.Layout.total` of the largest bucket.
             arrived: Counters, zero before the first step; None where every query is dense.
+            multiply: The kernels of packed weights, a :class:`plugins_trt.w4a16_linear.launch.W4A16Multiplier` or a
+                :class:`plugins_trt.ternary_linear.launch.TernaryMultiplier`; None for a model without any.
         """
         self.tree = False
+        self.dense = False
         self._attend = attend
         self._stream = stream
         self._arena = arena
         self._workspace = workspace
         self._arrived = arrived
+        self._multiply = multiply
 
     def __enter__(self) -> Self:
         """Let the nodes find it.
@@ -87,7 +96,21 @@ class DeviceSession:
                 q_norm=call.q_norm,
                 k_norm=call.k_norm,
                 epsilon=call.epsilon,
-                rule=call.selection,
+                rule=None if self.dense else call.selection,
             ),
             self._stream,
         )
+
+    def multiply(self, product: W4A16Linear | TernaryLinear) -> None:
+        """Enqueue one product.
+
+        Raises:
+            SessionError: The session was opened without kernels of packed weights.
+            LaunchError: An argument is refused; nothing ran.
+        """
+        if self._multiply is None:
+            raise sessions.SessionError(
+                "a node multiplies with packed weights, and the executor brought no kernels of them: the plan belongs to "
+                "another model"
+            )
+        self._multiply(product, self._stream)

@@ -9,3 +9,7 @@ ATTENTION = "Attention"
 
 ATTENTION_VERSION = "1"
 """Rises when the plugin's fields, inputs or outputs change."""
+
+W4A16_LINEAR, TERNARY_LINEAR = "W4A16Linear", "TernaryLinear"
+
+W4A16_LINEAR_VERSION = TERNARY_LINEAR_VERSION = "1"

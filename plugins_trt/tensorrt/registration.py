@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING
 from plugins_trt.tensorrt.adapter import TensorRT, TensorRTError
 from plugins_trt.tensorrt.attention_plugin import AttentionOperator
 from plugins_trt.tensorrt.base import make_creator, make_plugin_class
+from plugins_trt.tensorrt.linear_plugins import TernaryLinearOperator, W4A16LinearOperator
 from plugins_trt.tensorrt.names import NAMESPACE
 from plugins_trt.tensorrt.pin import pin
 
 if TYPE_CHECKING:
     from plugins_trt.tensorrt.operator import PluginOperator
 
-OPERATORS: tuple[type[PluginOperator], ...] = (AttentionOperator,)
+OPERATORS: tuple[type[PluginOperator], ...] = (
+    AttentionOperator,
+    W4A16LinearOperator,
+    TernaryLinearOperator,
+)
 """Every operator of ours."""
 
 _registered: set[str] = set()

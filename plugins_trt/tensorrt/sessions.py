@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from plugins_trt.contract import Batch, DeviceArray, SelectionRule
+    from plugins_trt.ternary_linear.contract import TernaryLinear
+    from plugins_trt.w4a16_linear.contract import W4A16Linear
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,13 @@ class Session(Protocol):
 
     def attend(self, call: AttentionCall) -> None:
         """Append, select and attend on the session's stream.
+
+        Raises:
+            LaunchError: An argument is refused; nothing ran.
+        """
+
+    def multiply(self, product: W4A16Linear | TernaryLinear) -> None:
+        """Multiply with packed weights on the session's stream.
 
         Raises:
             LaunchError: An argument is refused; nothing ran.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -122,3 +123,26 @@ class Sequences:
         for s, count in new.items():
             self.lengths[s] += count
         return batch
+
+
+def mask_words(masks: list[int]) -> Any:
+    return np.array(masks, np.uint64).view(np.int32).reshape(-1, 2)
+
+
+def graph_inputs(batch: StepBatch, masks: list[int] | None = None) -> dict[str, Any]:
+    """The step as the graph's inputs; a chain's mask names every token of its sequence up to itself."""
+    starts = batch.sequence_starts
+    chain = [
+        (2 << (row - int(start))) - 1 if row - start < 64 else 0
+        for start, end in itertools.pairwise(starts)
+        for row in range(start, end)
+    ]
+    return {
+        "token_ids": batch.token_ids,
+        "positions": batch.positions,
+        "sequence_starts": starts,
+        "lengths": batch.lengths,
+        "page_tables": np.stack(list(batch.page_tables)),
+        "tree_masks": mask_words(chain if masks is None else masks),
+        "logit_rows": batch.logit_rows,
+    }

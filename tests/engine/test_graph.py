@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from reference_attention import Attention, LayerPages
 from safetensors.numpy import load_file
-from small_models import CONFIGS, Sequences, write_model
+from small_models import CONFIGS, Sequences, graph_inputs, mask_words, write_model
 
 from edged.config import ModelConfig
 from edged.engine.graph import GraphSpec, emit, serialize
@@ -26,32 +25,7 @@ from plugins_trt.contract import SelectionRule
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edged.executor.base import StepBatch
-
 CONTEXT = 256
-
-
-def mask_words(masks: list[int]) -> Any:
-    return np.array(masks, np.uint64).view(np.int32).reshape(-1, 2)
-
-
-def graph_inputs(batch: StepBatch, masks: list[int] | None = None) -> dict[str, Any]:
-    """The step as the graph's inputs; a chain's mask names every token of its sequence up to itself."""
-    starts = batch.sequence_starts
-    chain = [
-        (2 << (row - int(start))) - 1 if row - start < 64 else 0
-        for start, end in itertools.pairwise(starts)
-        for row in range(start, end)
-    ]
-    return {
-        "token_ids": batch.token_ids,
-        "positions": batch.positions,
-        "sequence_starts": starts,
-        "lengths": batch.lengths,
-        "page_tables": np.stack(list(batch.page_tables)),
-        "tree_masks": mask_words(chain if masks is None else masks),
-        "logit_rows": batch.logit_rows,
-    }
 
 
 class GraphRunner:

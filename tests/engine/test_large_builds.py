@@ -23,10 +23,16 @@ def test_plans_of_an_8b_model_and_of_smollm2_for_three_gpus_stay_small() -> None
     figures = json.loads(done.stdout)
     assert figures["build_peak_rss_mb"] < 700
     assert figures["plan_mb"] < 60
-    small, large = figures["shapes"]["smollm2"], figures["shapes"]["minicpm4_8b"]
+    shapes = figures["shapes"]
+    small, large = shapes["smollm2"], shapes["minicpm4_8b"]
     assert (large["layers"], large["targets"]) == (32, ["sm86", "sm89", "sm120"])
     assert small["plan_mb"] < 10
     # Activations of a step, not copies of weights: the tied table of SmolLM2 has 57 MB.
     assert small["activation_mb"]["decode"] < 30
     # 2048 tokens through a gate and up projection of 2 x 16384, in bf16, are 134 MB.
     assert 134 < large["activation_mb"]["prefill"] < 450
+    # Neither 4-bit nor ternary weights are wide anywhere in a step: gate and up come out as one activation.
+    for name in ("minicpm4_8b_w4a16", "minicpm4_8b_ternary"):
+        assert shapes[name]["activation_mb"]["prefill"] < large["activation_mb"]["prefill"]
+        assert shapes[name]["build_peak_rss_mb"] < 700
+        assert shapes[name]["plan_mb"] < 60
