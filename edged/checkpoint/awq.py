@@ -18,7 +18,7 @@ from edged.checkpoint.packed import (
     PackedTile,
     read_scales,
     read_slabs,
-    spread,
+    turn_numbers,
     unpack_words,
 )
 
@@ -61,14 +61,13 @@ def read(files: WeightFiles, module: str) -> PackedModule:
 
 def _tiles(files: WeightFiles, name: str) -> Iterator[PackedTile]:
     for start, slab in read_slabs(files, name, 8):  # [some inputs, N/8]
-        even, odd = spread(slab)  # outputs 0, 2, 4, 6 of each eight, and the others: [inputs, N/8, 4]
-        octets = np.empty((slab.shape[1], 4, 2, len(slab) // 2), np.uint8)  # [N/8, 4, 2, inputs / 2]
-        for parity, numbers in enumerate((even, odd)):
-            pairs = numbers[1::2] << np.uint8(4)
-            pairs |= numbers[0::2]
-            octets[:, :, parity] = pairs.transpose(1, 2, 0)
-        packed = octets.reshape(8 * slab.shape[1], -1).view(np.uint32)  # [N, inputs / 8]
-        yield PackedTile(0, start // 8, packed)
+        rows, eights = len(slab) // 8, slab.shape[1]
+        # Eight inputs of eight outputs: from a word an input to a word an output.
+        turned = turn_numbers(np.array(slab.reshape(rows, 8, eights).transpose(1, 0, 2), order="C"))
+        packed = np.empty((eights, 8, rows), np.uint32)  # [N, inputs / 8]
+        for place, output in enumerate(INTERLEAVED):
+            packed[:, output] = turned[place].T
+        yield PackedTile(0, start // 8, packed.reshape(8 * eights, rows))
 
 
 def _outputs(words: UInt32) -> UInt8:

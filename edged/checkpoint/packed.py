@@ -116,6 +116,27 @@ def spread(words: UInt32) -> tuple[UInt8, UInt8]:
     return lower, higher
 
 
+_SWAPS = ((4, 0x0000FFFF), (2, 0x00FF00FF), (1, 0x0F0F0F0F))
+"""Distances of words that exchange halves, and masks of the lower ones."""
+
+
+def turn_numbers(words: UInt32) -> UInt32:
+    """4-bit number j of word i becomes number i of word j: ``[8, ..]``, overwritten and returned."""
+    for distance, mask in _SWAPS:
+        shift = np.uint32(4 * distance)
+        for first in range(8):
+            if first & distance:
+                continue
+            low, high = words[first], words[first + distance]
+            swapped = low >> shift
+            swapped ^= high
+            swapped &= np.uint32(mask)
+            high ^= swapped
+            swapped <<= shift
+            low ^= swapped
+    return words
+
+
 def pack_words(numbers: UInt8) -> UInt32:
     """4-bit numbers into 32-bit words, the first in the lowest bits: ``[.., K]`` to ``[.., K/8]``."""
     octets = np.left_shift(numbers[..., 1::2], 4)
