@@ -29,7 +29,7 @@ listen: {{unix: {folder}/edged.sock}}
 memory: {{budget: 4GiB}}
 models:
   - {{name: demo, path: {model}, executor: torch, device: cpu, dtype: {dtype}, context_length: {context},
-     max_sequences: {sequences}}}
+     max_sequences: {sequences}{keys}}}
 """
 
 
@@ -74,15 +74,25 @@ class PeakMemory:
 
 @contextmanager
 def serving(
-    model: Path, dtype: str = "float32", *, context: int = CONTEXT, sequences: int = SEQUENCES
+    model: Path,
+    dtype: str = "float32",
+    *,
+    context: int = CONTEXT,
+    sequences: int = SEQUENCES,
+    keys: str = "",
 ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A daemon with the demo model; yields its process and its address, and ends it by SIGTERM."""
+    """A daemon with the demo model, and more keys of its own; yields its process and its address, ends it by SIGTERM."""
     with tempfile.TemporaryDirectory(prefix="edged-bench-") as name:
         folder = Path(name)
         config = folder / "edged.yaml"
         config.write_text(
             _TEMPLATE.format(
-                folder=folder, model=model.resolve(), dtype=dtype, context=context, sequences=sequences
+                folder=folder,
+                model=model.resolve(),
+                dtype=dtype,
+                context=context,
+                sequences=sequences,
+                keys=f", {keys}" if keys else "",
             )
         )
         with (folder / "log").open("wb") as log:

@@ -36,13 +36,16 @@ class Drafting:
         speculator = self.speculator
         offers: list[Offer | None] = []
         for request in streams:
-            proposal = None
+            offer = None
             if request.drafts is None and request.speculates:
                 request.drafts = speculator.start(request.prompt)
-            if request.drafts is not None and speculator.wants(request.drafts):
+            drafts = request.drafts
+            if drafts is not None and speculator.wants(drafts):
                 # The step draws a token itself, so one fewer may come of drafts.
-                proposal = speculator.propose(request.drafts, request.generated, request.tokens_left - 1)
-            offers.append(Offer(proposal) if proposal is not None and len(proposal) else None)
+                proposal = speculator.propose(drafts, request.generated, request.tokens_left - 1)
+                if proposal is not None and len(proposal):
+                    offer = Offer(proposal, drafts.credit)
+            offers.append(offer)
         if not any(offers):
             return False
         found = False

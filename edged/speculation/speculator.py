@@ -4,8 +4,9 @@ A step of S streams gives S tokens. With the k likeliest draft nodes it gives S 
 longer by a factor that was measured; the k with the most tokens a second is taken (as SmartSpec, arXiv 2406.14066, does
 for chains). Where none gains clearly, the step is a plain one.
 
-What was lost by drafts that failed is kept account of, a sequence by itself: it may lose a small part of its time, and
-none beyond that, whatever its text is like.
+What was lost by drafts that failed is kept account of, a sequence by itself: it may risk a small part of its time and
+what drafts have gained before, and nothing beyond that, whatever its text is like. So the first drafts of a sequence are
+those that are nearly certain, or that cost nearly nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _LEAST_GAIN = 1.05
 """Tokens a second over those without drafts, below which none are verified."""
 _ALLOWANCE = 0.015
 """Part of a sequence's time that failed drafts may cost."""
+_FIRST_CREDIT = 0.4
+"""What a new sequence may risk, in steps without drafts."""
 _MOST_CREDIT = 4.0
 """Steps that earlier gains may stand for."""
 
@@ -46,16 +49,17 @@ class SequenceDrafts:
     draft: Draft
     acceptance: Acceptance
     known: int = 0
-    credit: float = 0.0
+    credit: float = _FIRST_CREDIT
     drafted: int = 0
     accepted: int = 0
 
 
 @dataclass
 class Offer:
-    """What one sequence could verify in the next step."""
+    """What one sequence could verify in the next step, and what it may risk with it."""
 
     proposal: Proposal
+    credit: float
     order: list[int] = field(init=False)
     """The nodes, the likeliest first; a parent always comes before its children."""
 
@@ -128,7 +132,7 @@ class Speculator:
             (
                 (offer.proposal.chances[node], -rank, -index)
                 for index, offer in enumerate(offers)
-                if offer is not None
+                if offer is not None and self._is_worth_its_risk(streams, offer)
                 for rank, node in enumerate(offer.order[: self.tree_size - 1])
             ),
             reverse=True,
@@ -186,6 +190,15 @@ class Speculator:
         drafts.accepted += accepted
         self.drafted += len(tree) - 1
         self.accepted += accepted
+
+    def _is_worth_its_risk(self, streams: int, offer: Offer) -> bool:
+        """Whether an offer pays by itself, and its sequence may lose what its failure would cost."""
+        chances = [offer.proposal.chances[node] for node in offer.order[: self.tree_size - 1]]
+        count = self._best_count(streams, chances)
+        if not count:
+            return False
+        cost = (self.costs.factor(streams, streams + count) - 1) * streams
+        return (1 - chances[0]) * cost <= offer.credit
 
     def _best_count(self, streams: int, chances: Sequence[float]) -> int:
         """How many of the nodes, the likeliest first, make the most of a step's time."""
