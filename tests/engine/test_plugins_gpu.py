@@ -7,24 +7,18 @@ tensorrt-lean-cu13-bindings` (44 MB) is the smallest that brings the registry an
 
 from __future__ import annotations
 
-import atexit
-import importlib
-import importlib.util
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from gpu_case import bindings, created, descriptions, first_gpu
 
 from plugins_trt.arena import Arena
 from plugins_trt.contract import Batch, DeviceArray, SelectionRule
 from plugins_trt.tensorrt.attention_plugin import ALWAYS_DENSE, AttentionOperator
-from plugins_trt.tensorrt.base import make_creator, make_plugin_class
 from plugins_trt.tensorrt.device_session import DeviceSession
-from plugins_trt.tensorrt.names import ATTENTION, ATTENTION_VERSION, NAMESPACE
 
 pytestmark = pytest.mark.gpu
 
-BINDINGS = ("tensorrt", "tensorrt_lean", "tensorrt_lean_bindings", "tensorrt_rtx")
 HEADS, KV_HEADS, DIM, LAYERS, PAGES, PER_SEQUENCE = 8, 2, 64, 2, 40, 16
 WIDTH = (HEADS + 2 * KV_HEADS) * DIM
 STEPS = {
@@ -38,44 +32,12 @@ RULE = SelectionRule(init_blocks=1, window=128, top_k=4, dense_below=256)
 
 @pytest.fixture(scope="module")
 def trt() -> Any:
-    """The bindings, which know our creator."""
-    found = [name for name in BINDINGS if importlib.util.find_spec(name) is not None]
-    if not found:
-        pytest.skip(f"no TensorRT is installed (looked for {', '.join(BINDINGS)})")
-    if found[0] == "tensorrt_rtx":
-        from plugins_trt.tensorrt import adapter
-
-        module = adapter.load(found[0]).module
-    else:
-        module = importlib.import_module(found[0])
-    creator = make_creator(module, make_plugin_class(module), AttentionOperator)
-    assert module.get_plugin_registry().register_creator(creator, NAMESPACE)
-    return module
+    return bindings()
 
 
 @pytest.fixture(scope="module")
 def gpu() -> Any:
-    """Torch, a PyCUDA stream that torch uses too, and the kernels."""
-    import torch
-    from pycuda import driver
-
-    from plugins_trt.registry import Kernels
-
-    torch.zeros(1, device="cuda")
-    driver.init()
-    context = driver.Device(0).retain_primary_context()
-    context.push()
-    atexit.register(context.pop)
-    stream = driver.Stream()
-    torch.cuda.set_stream(torch.cuda.ExternalStream(stream.handle))
-
-    @dataclass
-    class Gpu:
-        torch: Any
-        stream: Any
-        kernels: Any
-
-    return Gpu(torch, stream, Kernels.of_current_device())
+    return first_gpu()
 
 
 class Step:
@@ -179,20 +141,6 @@ def expected(step: Step, rule: SelectionRule | None, epsilon: float) -> Any:
     return out.flatten(1)
 
 
-def descriptions(trt: Any, tensors: list[Any]) -> list[Any]:
-    names = {
-        "torch.bfloat16": trt.DataType.BF16,
-        "torch.int32": trt.DataType.INT32,
-        "torch.float32": trt.DataType.FLOAT,
-    }
-    result = []
-    for tensor in tensors:
-        each = trt.PluginTensorDesc()
-        each.dims, each.type = list(tensor.shape), names[str(tensor.dtype)]
-        result.append(each)
-    return result
-
-
 @pytest.mark.parametrize("rule", [None, RULE], ids=["dense", "sparse"])
 @pytest.mark.parametrize("kind", ["decode", "tree", "chunk"])
 def test_a_node_equals_the_reference_and_the_kernels_alone_also_in_a_captured_graph(
@@ -222,12 +170,8 @@ def test_a_node_equals_the_reference_and_the_kernels_alone_also_in_a_captured_gr
         local_blocks=0 if rule is None else rule.local,
         lse="approximate",
     )
-    creator = trt.get_plugin_registry().get_creator(ATTENTION, ATTENTION_VERSION, NAMESPACE)
-    written = make_plugin_class(trt)(operator, "layers.1.attention").get_fields_to_serialize()
-    node = creator.create_plugin("layers.1.attention", written, trt.TensorRTPhase.RUNTIME)
-    assert isinstance(node, trt.IPluginV3OneRuntime)
+    node = created(trt, operator, "layers.1.attention")
     operator = node.operator  # (epsilon is a float32 field)
-    node = node.attach_to_context(None)
     ins, outs = descriptions(trt, step.inputs), descriptions(trt, [step.out])
     node.on_shape_change(ins, outs)
     pointers = [tensor.data_ptr() for tensor in step.inputs]
