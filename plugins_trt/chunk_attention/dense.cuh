@@ -45,7 +45,7 @@ __device__ __forceinline__ void dense_chunk(const DenseArguments<typename Rows::
     __shared__ DenseTile<typename Rows::Source> kept;
     constexpr u32 kTileBytes = Rows::kTileBytes;
     const u32 q_tile = shared_address(memory);
-    const u32 kv_tiles = q_tile + kRows * kDim * 2;  // keys and values of a page, twice
+    const u32 kv_tiles = q_tile + kRows * kDim * 2;  // keys and values of a page, twice, or once and as it is stored
 
     const int thread = (int)threadIdx.x, warp = thread >> 5, lane = thread & 31;
     const int head = (int)blockIdx.y, group = args.heads / args.kv_heads;
@@ -77,8 +77,8 @@ __device__ __forceinline__ void dense_chunk(const DenseArguments<typename Rows::
     }
 
     auto load_page = [&](int index, int page, int stage) {
-        Rows::template copy_page<kThreads>(kv_tiles + (u32)stage * Rows::kPageBytes, args.pools, kept.source, page,
-                                           kept.tile.stored - index * kPage, thread);
+        const u32 to = kv_tiles + (Rows::kWidens ? Rows::kPageBytes : (u32)stage * Rows::kPageBytes);
+        Rows::template copy_page<kThreads>(to, args.pools, kept.source, page, kept.tile.stored - index * kPage, thread);
     };
 
     float o[2][kDim / 8][4];
@@ -112,18 +112,19 @@ __device__ __forceinline__ void dense_chunk(const DenseArguments<typename Rows::
         copy_commit();
         int next_page = block + 1 < end ? kept.table[block + 1] : 0;
 
-        bool is_first = true;
         for (int stage = 0; block < end; ++block, stage ^= 1) {
             copy_wait<0>();
             __syncthreads();
-            if (Rows::kQuantized && is_first) Rows::arrange_queries(q_tile, warp * 32);
-            is_first = false;
+            if constexpr (Rows::kWidens) {
+                Rows::template widen<kThreads>(kv_tiles, kv_tiles + Rows::kPageBytes, (int)threadIdx.x);
+                __syncthreads();
+            }
             if (block + 1 < end) {
                 load_page(block + 1, next_page, stage ^ 1);
                 copy_commit();
                 next_page = block + 2 < end ? kept.table[block + 2] : 0;
             }
-            const u32 keys = kv_tiles + (u32)stage * Rows::kPageBytes, scales = keys + 2 * kTileBytes;
+            const u32 keys = kv_tiles + (Rows::kWidens ? 0 : (u32)stage * Rows::kPageBytes), scales = keys + 2 * kTileBytes;
             constexpr int kKeys = Rows::kKeysAtOnce;
 #pragma unroll 1
             for (int part = 0; part < kPage; part += kKeys) {
@@ -149,7 +150,7 @@ __device__ __forceinline__ void dense_chunk(const DenseArguments<typename Rows::
                         }
                     }
                 }
-                Rows::scale_both(s, scales + part * 2);
+                Rows::scale_both(s, scales, part);
                 if (block >= whole) {
                     const int lane = lane_anew();
                     const int key = block * kPage + part + (lane & 3) * 2 - args.batch.positions[kept.tile.first];
@@ -170,7 +171,7 @@ __device__ __forceinline__ void dense_chunk(const DenseArguments<typename Rows::
 #pragma unroll
                 for (int m = 0; m < 2; ++m)
                     softmax[m].update(s[m], p[m], o[m], args.scale,
-                                      typename Rows::template Packer<kPage>(scales + part * 2));
+                                      typename Rows::PagePacker(scales, part));
 #pragma unroll
                 for (int k = 0; k < kKeys / 16; ++k) {
                     typename Rows::Values values(keys + kTileBytes, part + k * 16);

@@ -3,15 +3,15 @@
 
 #define DENSE(E, name, format, kv, dim)                                                              \
     extern "C" __global__ void __launch_bounds__(kThreads, 2) chunk_dense_##name##_##kv##_##dim(     \
-        const __grid_constant__ DenseArguments<QuantizedRows<E, format, dim>::Pools> args) {         \
-        dense_chunk<QuantizedRows<E, format, dim>, false>(args);                                     \
+        const __grid_constant__ DenseArguments<WidenedRows<E, format, dim>::Pools> args) {         \
+        dense_chunk<WidenedRows<E, format, dim>, false>(args);                                     \
     }                                                                                                \
     extern "C" __global__ void __launch_bounds__(kThreads, 2) chunk_dense_split_##name##_##kv##_##dim( \
-        const __grid_constant__ DenseArguments<QuantizedRows<E, format, dim>::Pools> args) {         \
-        dense_chunk<QuantizedRows<E, format, dim>, true>(args);                                      \
+        const __grid_constant__ DenseArguments<WidenedRows<E, format, dim>::Pools> args) {         \
+        dense_chunk<WidenedRows<E, format, dim>, true>(args);                                      \
     }                                                                                                \
     extern "C" __global__ void __launch_bounds__(kThreads) chunk_combine_##name##_##kv##_##dim(      \
-        const __grid_constant__ DenseArguments<QuantizedRows<E, format, dim>::Pools> args) {         \
+        const __grid_constant__ DenseArguments<WidenedRows<E, format, dim>::Pools> args) {         \
         combine<E, dim>(args);                                                                       \
     }
 #define DENSE_OF(format, kv)                                                                         \

@@ -90,8 +90,10 @@ class DenseChunkAttention(_Attention):
     """Dense attention of the queries below `dense_below`."""
 
     def _prepare(self, function: Callable[[str, int], Any]) -> None:
-        row = self.head_dim + 2 if self.quantized else 2 * self.head_dim  # bytes of a key or a value
-        self._shared = DENSE_ROWS * self.head_dim * 2 + 4 * BLOCK * row
+        # Queries, then two pages of keys and values; or one as it is stored, in eight bits with scales, and widened.
+        page = 2 * BLOCK * 2 * self.head_dim
+        pages = page + 2 * BLOCK * (4 + self.head_dim + 2) if self.quantized else 2 * page
+        self._shared = DENSE_ROWS * self.head_dim * 2 + pages
         layout = self.pools + _DENSE_ARGUMENTS
         self._whole = function(f"chunk_dense_{self.layout}", self._shared).prepare(layout)
         self._split = function(f"chunk_dense_split_{self.layout}", self._shared).prepare(layout)

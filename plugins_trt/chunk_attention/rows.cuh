@@ -1,5 +1,6 @@
-// Keys and values of pages as the chunk kernels read them: rows in the queries' type (`ExactRows`), or in eight bits
-// with scales (`QuantizedRows`), and the steps of attention over such rows in shared memory.
+// Keys and values of pages as the chunk kernels read them, and the steps of attention over them in shared memory: rows
+// in the queries' type (`ExactRows`), or in eight bits with scales, which each warp unpacks for itself
+// (`QuantizedRows`) or the thread block once for all its warps (`WidenedRows`).
 #pragma once
 
 #include "chunk_attention/tile.cuh"
@@ -10,7 +11,7 @@ struct ExactRows {
     using E = E_;
     using V = E_;  // of the fragments of values
     static constexpr int kDim = kDim_;
-    static constexpr bool kQuantized = false;
+    static constexpr bool kWidens = false;
     static constexpr u32 kRowBytes = kDim * 2;
     static constexpr u32 kTileBytes = kPage * kRowBytes;
     static constexpr u32 kPageBytes = 2 * kTileBytes;  // keys, values
@@ -109,12 +110,13 @@ struct ExactRows {
 
     static constexpr int kKeysAtOnce = kPage;
 
-    // Queries in a swizzled tile lie as they are.
-    static __device__ __forceinline__ void arrange_queries(u32, int) {}
     static __device__ __forceinline__ void load_keys(u32 (&b)[4], u32 keys, int row, int step) {
         load_columns<kDim>(b, keys, row, step);
     }
-    static __device__ __forceinline__ void scale_both(float (&)[2][kKeysAtOnce / 8][4], u32) {}
+    static __device__ __forceinline__ void scale_both(float (&)[2][kKeysAtOnce / 8][4], u32, int) {}
+    struct PagePacker : Packer<kPage> {
+        __device__ __forceinline__ PagePacker(u32 scales, int) : Packer<kPage>(scales) {}
+    };
     struct Values {
         u32 tile;
         int row;
@@ -131,6 +133,12 @@ struct ExactRows {
         for (int n = 0; n < kDim / 8; ++n)
             to[n * 4] = make_float2(o[n][half * 2] * factor, o[n][half * 2 + 1] * factor);
     }
+    static __device__ __forceinline__ void write_row(
+        u16* row, const float (&o)[kDim / 8][4], int half, float inverse, int lane) {
+        u32* to = reinterpret_cast<u32*>(row + (lane & 3) * 2);
+#pragma unroll
+        for (int n = 0; n < kDim / 8; ++n) to[n * 4] = E::pack(o[n][half * 2] * inverse, o[n][half * 2 + 1] * inverse);
+    }
 };
 
 // The scales of a tile's keys, then those of its values, are words of two behind the rows of a page, or behind those of a
@@ -140,7 +148,6 @@ struct QuantizedRows {
     using E = E_;
     using V = BF16;
     static constexpr int kDim = kDim_;
-    static constexpr bool kQuantized = true;
     static constexpr u32 kRowBytes = kDim;
     static constexpr u32 kTileBytes = kPage * kRowBytes;
     static constexpr u32 kPageBytes = 2 * kTileBytes + kPage * 4;
@@ -250,10 +257,8 @@ struct QuantizedRows {
     static __device__ __forceinline__ void store(float* rows, int stride, const float (&o)[kDim / 8][4], int lane) {
         store_sums<kDim>(rows, stride, o, lane);
     }
-    // Calls `write` with each 16-byte piece that a thread has of row lane / 4 (`half`: and 8), divided, and its number.
-    template <typename Write>
-    static __device__ __forceinline__ void pieces_of_row(
-        const float (&o)[kDim / 8][4], int half, float inverse, int lane, const Write& write) {
+    static __device__ __forceinline__ void stage(
+        unsigned char* tile, int first_row, const float (&o)[kDim / 8][4], int half, float inverse, int lane) {
 #pragma unroll
         for (int c = 0; c < 2; ++c)
 #pragma unroll
@@ -263,83 +268,85 @@ struct QuantizedRows {
                 for (int i = 0; i < 4; ++i)
                     packed[i] = E::pack(o[piece * 8 + i * 2][half * 2 + c] * inverse,
                                         o[piece * 8 + i * 2 + 1][half * 2 + c] * inverse);
-                write((2 * (lane & 3) + c) * (kDim / 64) + piece,
-                      make_uint4(packed[0], packed[1], packed[2], packed[3]));
+                const int column = (2 * (lane & 3) + c) * (kDim / 64) + piece;
+                *reinterpret_cast<uint4*>(tile + swizzled<kDim>(first_row + (lane >> 2) + half * 8, column)) =
+                    make_uint4(packed[0], packed[1], packed[2], packed[3]);
             }
     }
-    static __device__ __forceinline__ void stage(
-        unsigned char* tile, int first_row, const float (&o)[kDim / 8][4], int half, float inverse, int lane) {
-        const int row = first_row + (lane >> 2) + half * 8;
-        pieces_of_row(o, half, inverse, lane, [&](int piece, uint4 x) {
-            *reinterpret_cast<uint4*>(tile + swizzled<kDim>(row, piece)) = x;
-        });
-    }
-    static __device__ __forceinline__ void write_row(
-        u16* row, const float (&o)[kDim / 8][4], int half, float inverse, int lane) {
-        pieces_of_row(o, half, inverse, lane,
-                      [&](int piece, uint4 x) { *reinterpret_cast<uint4*>(row + piece * 8) = x; });
-    }
+};
 
-    // ---- 32 rows a warp
-
-    // (Scores of a whole page beside sums of 128 columns leave no registers to unpack with.)
+// A page is copied as it is stored and widened to a tile like that of exact rows; the scales follow as pairs of floats.
+template <typename E_, typename Kv, int kDim_>
+struct WidenedRows : ExactRows<E_, kDim_> {
+    using Exact = ExactRows<E_, kDim_>;
+    using Stored = QuantizedRows<E_, Kv, kDim_>;
+    using E = E_;
+    using V = BF16;
+    using Pools = typename Stored::Pools;
+    using Source = typename Stored::Source;
+    static constexpr int kDim = kDim_;
+    static constexpr bool kWidens = true;
+    static constexpr u32 kStoredBytes = Stored::kPageBytes;
+    static constexpr u32 kPageBytes = 2 * Exact::kTileBytes + kPage * 8;
+    // (Scores of a whole page beside sums of 128 columns leave no registers for the scales.)
     static constexpr int kKeysAtOnce = kDim == 128 ? 32 : kPage;
 
-    // A key's word of product `step` holds four neighbouring elements, of which bytes 0 and 2 meet the first half of a
-    // fragment of queries and 1 and 3 the second: the elements of the warp's 32 rows are put in that order.
-    static __device__ __forceinline__ void arrange_queries(u32 tile, int first_row) {
-        const int lane = (int)(threadIdx.x & 31);
-#pragma unroll 1
-        for (int i = lane; i < 32 * kDim / 16; i += 32) {
-            const int row = first_row + i / (kDim / 16), step = i % (kDim / 16);
-            const u32 first = tile + swizzled<kDim>(row, 2 * step), second = tile + swizzled<kDim>(row, 2 * step + 1);
-            const uint4 a = shared_uint4(first), b = shared_uint4(second);
-            store_uint4(first, pick(a.x, a.y, 0x5410), pick(a.z, a.w, 0x5410), pick(b.x, b.y, 0x5410),
-                        pick(b.z, b.w, 0x5410));
-            store_uint4(second, pick(a.x, a.y, 0x7632), pick(a.z, a.w, 0x7632), pick(b.x, b.y, 0x7632),
-                        pick(b.z, b.w, 0x7632));
+    static __device__ __forceinline__ Source source(const Pools& pools, int head) { return Stored::source(pools, head); }
+    template <int kThreads>
+    static __device__ __forceinline__ void copy_page(
+        u32 to, const Pools& pools, const Source& from, int page, int valid, int thread) {
+        Stored::template copy_page<kThreads>(to, pools, from, page, valid, thread);
+    }
+    // `tile`: keys, values, scales, from a page as it was stored.
+    template <int kThreads>
+    static __device__ __forceinline__ void widen(u32 tile, u32 stored, int thread) {
+        static_assert(kThreads % kPage == 0, "each thread takes pieces of one row");
+        const int row = thread % kPage;  // so that neighbouring threads meet different banks
+#pragma unroll
+        for (int piece = thread / kPage; piece < kDim / 16; piece += kThreads / kPage) {
+            widen_piece<E>(tile, shared_uint4(stored + byte_piece<kDim>(row, piece)), row, piece);
+            widen_piece<V>(tile + Exact::kTileBytes,
+                           shared_uint4(stored + Stored::kTileBytes + byte_piece<kDim>(row, piece)), row, piece);
         }
-        __syncwarp();
+        if (thread < kPage) {
+            const u32 pair = shared_word(stored + 2 * Stored::kTileBytes + thread * 4);
+            asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(tile + 2 * Exact::kTileBytes + thread * 8),
+                         "f"(F16::low(pair)), "f"(F16::high(pair))
+                         : "memory");
+        }
     }
-    static __device__ __forceinline__ void store_uint4(u32 address, u32 x, u32 y, u32 z, u32 w) {
-        asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+    template <typename To>
+    static __device__ __forceinline__ void widen_piece(u32 tile, uint4 x, int row, int piece) {
+        store_shared(tile + swizzled<kDim>(row, 2 * piece),
+                     make_uint4(Kv::template neighbours<To>(x.x, 0), Kv::template neighbours<To>(x.x, 1),
+                                Kv::template neighbours<To>(x.y, 0), Kv::template neighbours<To>(x.y, 1)));
+        store_shared(tile + swizzled<kDim>(row, 2 * piece + 1),
+                     make_uint4(Kv::template neighbours<To>(x.z, 0), Kv::template neighbours<To>(x.z, 1),
+                                Kv::template neighbours<To>(x.w, 0), Kv::template neighbours<To>(x.w, 1)));
     }
-    static __device__ __forceinline__ void load_keys(u32 (&b)[4], u32 keys, int row, int step) {
-        const int lane = (int)(threadIdx.x & 31);
-        // (Tiles begin at multiples of 128 bytes: a step changes bits of the address that nothing else carries into.)
-        const u32 first = keys + byte_piece<kDim>(lane >> 2, 0) + (lane & 3) * 4;
-        const u32 word = (first ^ (u32)(step << 4)) + row * kRowBytes;
-        Kv::template unpack<E>(shared_word(word), b[0], b[1]);
-        Kv::template unpack<E>(shared_word(word + 8 * kRowBytes), b[2], b[3]);
+    static __device__ __forceinline__ float2 two_scales(u32 scales, int n) {
+        float2 x;
+        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
+                     : "=f"(x.x), "=f"(x.y)
+                     : "r"(scales + n * 32 + (threadIdx.x & 3) * 8));
+        return x;
     }
-    static __device__ __forceinline__ void scale_both(float (&s)[2][kKeysAtOnce / 8][4], u32 scales) {
+    // `first_key`: of those at once, in the page.
+    static __device__ __forceinline__ void scale_both(float (&s)[2][kKeysAtOnce / 8][4], u32 scales, int first_key) {
 #pragma unroll
         for (int n = 0; n < kKeysAtOnce / 8; ++n) {
-            u32 pair = shared_word(scales + (4 * n + (threadIdx.x & 3)) * 4);
-            float first = F16::low(pair), second = F16::high(pair);
+            const float2 x = two_scales(scales + first_key * 4, n);
 #pragma unroll
-            for (int m = 0; m < 2; ++m)
-                s[m][n][0] *= first, s[m][n][1] *= second, s[m][n][2] *= first, s[m][n][3] *= second;
+            for (int m = 0; m < 2; ++m) s[m][n][0] *= x.x, s[m][n][1] *= x.y, s[m][n][2] *= x.x, s[m][n][3] *= x.y;
         }
     }
-    struct Values {
-        u32 words[4][kDim / 32];
-        __device__ __forceinline__ Values(u32 tile, int row) {
-            load_values<kDim>(words, tile + row * kRowBytes, (int)(threadIdx.x & 31));
-        }
-        __device__ __forceinline__ void load(u32 (&b)[4], int n) const {
-            values_of_tile<Kv>(b[0], b[1], words, 2 * n);
-            values_of_tile<Kv>(b[2], b[3], words, 2 * n + 1);
+    struct PagePacker {
+        u32 scales;
+        __device__ __forceinline__ PagePacker(u32 scales_, int first_key) : scales(scales_ + kPage * 4 + first_key * 4) {}
+        __device__ __forceinline__ void operator()(u32 (&p)[2], int n, float w0, float w1, float w2, float w3) const {
+            const float2 x = two_scales(scales, n);
+            p[0] = V::pack(w0 * x.x, w1 * x.y);
+            p[1] = V::pack(w2 * x.x, w3 * x.y);
         }
     };
-    static __device__ __forceinline__ void store_row(
-        float* row, const float (&o)[kDim / 8][4], int half, float factor, int lane) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c)
-#pragma unroll
-            for (int n = 0; n < kDim / 8; n += 4)
-                *reinterpret_cast<float4*>(row + (2 * (lane & 3) + c) * (kDim / 8) + n) =
-                    make_float4(o[n][half * 2 + c] * factor, o[n + 1][half * 2 + c] * factor,
-                                o[n + 2][half * 2 + c] * factor, o[n + 3][half * 2 + c] * factor);
-    }
 };

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from plugins_trt.arena import Arena
-from plugins_trt.contract import KERNEL_DTYPES, Batch, ceil_div, kernel_suffix, softmax_scale
+from plugins_trt.contract import BLOCK, KERNEL_DTYPES, Batch, ceil_div, kernel_suffix, softmax_scale
+from plugins_trt.decode_attention.contract import WIDE_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +26,7 @@ class _Form(NamedTuple):
     stages: int  # 16-key units that a warp has in shared memory
     least_units: int  # that a thread block takes at least before the context is cut further
     quantized: bool = False
+    blocks: int | None = None  # that share a multiprocessor; None: as `AttentionPlan` has it
 
     def shared_bytes(self, head_dim: int) -> int:
         """Of a thread block: keys and values of 16 tokens a stage, and the scales of those in eight bits."""
@@ -35,6 +37,7 @@ class _Form(NamedTuple):
 _NARROW = {64: _Form(4, 4, 12), 128: _Form(4, 3, 12)}
 _ONE = _Form(8, 2, 8)
 _QUANTIZED = {64: _Form(4, 6, 12, quantized=True), 128: _Form(4, 4, 12, quantized=True)}
+_QUANTIZED_MANY = _Form(12, 3, 12, quantized=True, blocks=1)
 _QUANTIZED_ONE = _Form(8, 4, 8, quantized=True)
 _LOG2E = 1.4426950408889634
 
@@ -61,10 +64,18 @@ class DecodeAttender:
         layout_of_arguments = Batch.FORMAT + arena + _ATTEND
         self._narrow = _Narrow(function, f"narrow_{stored}", head_dim, forms[head_dim], layout_of_arguments)
         self._narrow_one = self._narrow
+        self._narrow_blocks: int | None = None
+        if kv_dtype is not None and _QUANTIZED_MANY.shared_bytes(head_dim) <= shared_bytes:
+            self._narrow_blocks = _QUANTIZED_MANY.blocks
+            self._narrow = _Narrow(
+                function, f"narrow_many_{stored}", head_dim, _QUANTIZED_MANY, layout_of_arguments
+            )
         if one.shared_bytes(head_dim) <= shared_bytes:
             self._narrow_one = _Narrow(function, f"narrow_one_{stored}", head_dim, one, layout_of_arguments)
-        row = 2 * head_dim if kv_dtype is None else head_dim + 2  # bytes of a key or a value
-        self._wide_bytes = 128 * head_dim * 2 + 4 * 64 * row
+        # Queries, then two pages of keys and values; or one as it is stored, in eight bits with scales, and widened.
+        page = 2 * BLOCK * 2 * head_dim
+        pages = 2 * page if kv_dtype is None else page + 2 * BLOCK * (4 + head_dim + 2)
+        self._wide_bytes = WIDE_ROWS * head_dim * 2 + pages
         self._wide = function(f"wide_{stored}", self._wide_bytes).prepare(layout_of_arguments, overlaps=True)
         self._combine_few = function(f"combine_few_{layout}", 0).prepare(_COMBINE_FORMAT, overlaps=True)
         self._combine_many = function(f"combine_many_{layout}", 0).prepare(_COMBINE_FORMAT, overlaps=True)
@@ -87,7 +98,7 @@ class DecodeAttender:
         Raises:
             LaunchError: naming the argument, before anything runs.
         """
-        plan, batch = args.plan(self.multiprocessors), args.batch
+        plan, batch = args.plan(self.multiprocessors, self._narrow_blocks), args.batch
         narrow = self._narrow_one if batch.tokens == 1 and args.blocks is not None else self._narrow
         attend = _pack_attend(args, plan, least_units or narrow.least_units)
         packed = (*batch.pack(), *args.arena.pack_all(args.layer), *attend)

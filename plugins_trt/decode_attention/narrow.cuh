@@ -78,14 +78,19 @@ __device__ __forceinline__ void narrow(const Batch& batch, const typename Unit::
     auto load_heads = [&] {
         Unit::load_heads(q, args.q + ((i64)token * args.heads + kv_head * group) * kDim, group, lane);
     };
-    if (dense) look_up(first / kPerPage);
-    else load_heads();
-    if (!is_ready) {
+    auto wait = [&] {
         wait_for_dependencies();
         launch_dependents();
+        is_ready = true;
+    };
+    if (dense) {
+        look_up(first / kPerPage);
+        if (is_ready) load_heads();
+    } else {
+        load_heads();
+        if (!is_ready) wait();
+        look_up(first / kPerPage);
     }
-    if (dense) load_heads();
-    else look_up(first / kPerPage);
 
     u32 base = shared_address(shared) + warp * (kStages * Unit::kBytes);
     auto load = [&](int unit) {
@@ -105,6 +110,11 @@ __device__ __forceinline__ void narrow(const Batch& batch, const typename Unit::
     for (int unit = first - (kStages - 1); unit < end; ++unit) {
         // The stage that is filled now was read in the last round, by this warp alone.
         int ahead = unit + kStages - 1;
+        // Of a dense query, what was stored before this step is under way before the launch before has ended.
+        if (!is_ready && (unit >= first || (ahead < end && (ahead + 1) * kKeys > length))) {
+            wait();
+            load_heads();
+        }
         if (ahead < end) load(ahead);
         copy_commit();
         if (unit < first) continue;
@@ -179,6 +189,7 @@ __device__ __forceinline__ void narrow(const Batch& batch, const typename Unit::
         here.add_values(acc, p, lane);
         __syncwarp();
     }
+    if (!is_ready) wait();
     copy_wait<0>();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

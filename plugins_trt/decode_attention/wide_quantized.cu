@@ -67,7 +67,8 @@ __device__ __forceinline__ void wide(const Batch& batch, const QuantizedArena& a
     if (!any) return;
 
     const u32 q_tile = shared_address(memory);
-    const u32 stages = q_tile + kRows * kDim * 2;
+    const u32 keys = q_tile + kRows * kDim * 2, values = keys + Rows::kTileBytes, scales = values + Rows::kTileBytes;
+    const u32 stored = keys + Rows::kPageBytes;  // the next page, as it is stored
     int page = (int)((i64)pages * part / active);
     for (int i = thread; i < kRows * kPieces; i += kThreads) {
         int row = i / kPieces, piece = i % kPieces;
@@ -75,28 +76,26 @@ __device__ __forceinline__ void wide(const Batch& batch, const QuantizedArena& a
         const u16* from = args.q + ((i64)(start + token) * args.heads + blockIdx.z * group + (first_row + row) % group) * kDim;
         copy_async(q_tile + swizzled<kDim>(row, piece), token < tokens ? from + piece * 8 : args.q, token < tokens);
     }
-    auto load_page = [&](int index, u32 stage) {
+    auto load_page = [&](int index) {
         const typename Rows::Pools pools = {arena.keys, arena.values, arena.key_scales, arena.value_scales};
-        Rows::template copy_page<kThreads>(stages + stage, pools, kept.source, kept.table[index],
+        Rows::template copy_page<kThreads>(stored, pools, kept.source, kept.table[index],
                                            kept.slots - index * kPage, thread);
         copy_commit();
     };
-    load_page(page, 0);
+    load_page(page);
 
     // This warp's 32 rows: two tiles of 16. Rows behind the last token's are left alone.
     const bool works = first_row + warp * 32 < tokens * group;
     float o[2][kDim / 8][4] = {};
     Softmax softmax[2];
     softmax[0].clear(), softmax[1].clear();
-    bool is_first = true;
-    for (u32 stage = 0; page < kept.end; ++page, stage ^= Rows::kPageBytes) {
+    for (; page < kept.end; ++page) {
         copy_wait<0>();
         __syncthreads();
-        if (page + 1 < kept.end) load_page(page + 1, stage ^ Rows::kPageBytes);
+        Rows::template widen<kThreads>(keys, stored, (int)threadIdx.x);
+        __syncthreads();
+        if (page + 1 < kept.end) load_page(page + 1);
         if (!works) continue;
-        if (is_first) Rows::arrange_queries(q_tile, warp * 32);
-        is_first = false;
-        const u32 keys = stages + stage, values = keys + Rows::kTileBytes, scales = values + Rows::kTileBytes;
 #pragma unroll 1
         for (int first_key = 0; first_key < kPage; first_key += kKeys) {
             float s[2][kKeys / 8][4];
@@ -121,7 +120,7 @@ __device__ __forceinline__ void wide(const Batch& batch, const QuantizedArena& a
                     }
                 }
             }
-            Rows::scale_both(s, scales + first_key * 2);
+            Rows::scale_both(s, scales, first_key);
             if ((page + 1) * kPage > kept.length) {  // new tokens: each row sees those of its mask
                 const int lane = lane_anew();
                 const int before = kept.length - page * kPage;  // slots of this page from before the step
@@ -143,7 +142,7 @@ __device__ __forceinline__ void wide(const Batch& batch, const QuantizedArena& a
 #pragma unroll
             for (int m = 0; m < 2; ++m)
                 softmax[m].update(s[m], p[m], o[m], args.scale,
-                                  typename Rows::template Packer<kPage>(scales + first_key * 2));
+                                  typename Rows::PagePacker(scales, first_key));
 #pragma unroll
             for (int k = 0; k < kKeys / 16; ++k) {
                 typename Rows::Values rows(values, first_key + k * 16);
@@ -188,7 +187,7 @@ __device__ __forceinline__ void wide(const Batch& batch, const QuantizedArena& a
 #define WIDE(type, suffix, format, kv, dim)                                                               \
     extern "C" __global__ void __launch_bounds__(kThreads, 2) wide_##suffix##_##kv##_d##dim(              \
         const Batch batch, const QuantizedArena arena, const Attend args) {                               \
-        wide<QuantizedRows<type, format, dim>>(batch, arena, args);                                       \
+        wide<WidenedRows<type, format, dim>>(batch, arena, args);                                       \
     }
 #define WIDE_OF(format, kv)            \
     WIDE(F16, f16, format, kv, 64)     \

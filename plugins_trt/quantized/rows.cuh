@@ -86,6 +86,11 @@ struct Int8 {
         even = pair_of_low_bytes<T>(word);
         odd = pair_of_low_bytes<T>(word >> 8);
     }
+    // Bytes 0 and 1 of a word, or (`half` 1) 2 and 3.
+    template <typename T>
+    static __device__ __forceinline__ u32 neighbours(u32 word, int half) {
+        return pair_of_low_bytes<T>(pick(word, word, half ? 0x3322u : 0x1100u));
+    }
     // Byte `byte` of two words.
     template <typename T>
     static __device__ __forceinline__ u32 across(u32 first, u32 second, int byte) {
@@ -129,6 +134,10 @@ struct E4M3 {
         odd = pair_of_high_bytes<T>(word);
     }
     template <typename T>
+    static __device__ __forceinline__ u32 neighbours(u32 word, int half) {
+        return pair_of_high_bytes<T>(pick(word, word, half ? 0x3322u : 0x1100u));
+    }
+    template <typename T>
     static __device__ __forceinline__ u32 across(u32 first, u32 second, int byte) {
         return pair_of_high_bytes<T>(pick(first, second, (u32)(byte | (4 + byte) << 8) * 0x11u));
     }
@@ -165,6 +174,9 @@ __device__ __forceinline__ uint2 shared_uint2(u32 address) {
     uint2 x;
     asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address));
     return x;
+}
+__device__ __forceinline__ void store_shared(u32 address, uint4 x) {
+    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 __device__ __forceinline__ u32 shared_word(u32 address) {
     u32 x;
