@@ -18,8 +18,8 @@ from edged.speculation.prompt_lookup import PRIOR_RATES, PromptLookup
 from edged.speculation.speculator import Speculator
 
 VOCABULARY = 5000
-TOKENS = 300
-PROMPT = 200
+TOKENS = 100
+PROMPT = 400
 COSTS = {
     "a CPU": {1: 1.0, 2: 2.1, 4: 1.95, 8: 1.8, 16: 1.9, 32: 2.6, 64: 4.0},
     "a GPU": {1: 1.0, 2: 1.02, 4: 1.04, 8: 1.08, 16: 1.15, 32: 1.3, 64: 1.6},
@@ -105,14 +105,14 @@ def babble(r, choices):
 
 def betrayal(r):
     """A faithful quotation, until trust is won; traps from then on."""
-    text = novel(r)[:PROMPT]
-    return [*text, *text[10:90], *trap(r, 20)]
+    text = [r.randrange(VOCABULARY) for _ in range(PROMPT)]
+    return [*text, *text[10:40], *trap(r, 20)]
 
 
 def quotation(r):
     """The prompt again."""
-    text = novel(r)[:PROMPT]
-    return [*text, *(text * 3)]
+    text = [r.randrange(VOCABULARY) for _ in range(PROMPT)]
+    return [*text, *text]
 
 
 TEXTS = {
