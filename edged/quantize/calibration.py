@@ -65,7 +65,8 @@ def read_documents(path: Path, *, lines: bool = False) -> list[str]:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidArgumentError(
-            f"{path}: is not UTF-8 at byte {error.start}: calibration text is UTF-8", field=FIELD
+            f"{path}: is not UTF-8 at byte {error.start}; convert it (iconv -t UTF-8) or give another file",
+            field=FIELD,
         ) from None
     if path.suffix == ".jsonl":
         found = list(_json_lines(path, text))
@@ -73,7 +74,9 @@ def read_documents(path: Path, *, lines: bool = False) -> list[str]:
         found = text.splitlines() if lines else [text]
     documents = [each for each in found if each.strip()]
     if not documents:
-        raise InvalidArgumentError(f"{path}: holds no text", field=FIELD)
+        raise InvalidArgumentError(
+            f"{path}: holds no text; give a file of text like what the model will read", field=FIELD
+        )
     return documents
 
 
@@ -103,7 +106,9 @@ def cut_sequences(
     """
     first = tokenizer.encode("")  # what the tokenizer puts before any text
     if length <= len(first) + 1:
-        raise InvalidArgumentError(f"sequences of {length} tokens are too short", field="sequence_length")
+        raise InvalidArgumentError(
+            f"sequences of {length} tokens are too short; 512 is usual", field="sequence_length"
+        )
     between = list(tokenizer.eos_token_ids[:1])
     stream: list[int] = []
     for document in documents:

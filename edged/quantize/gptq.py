@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 BLOCK = 128
 """Columns after which all later ones are moved together."""
 _MOST_DAMPING = 1.0
+_SOURCE = "download or convert the source again (bfloat16 or float32 hold what float16 cannot)"
 
 
 @dataclass
@@ -85,7 +86,7 @@ def quantize_weight(
         CheckpointError: The weight or its inputs hold NaN or infinity, or weights that float16 scales do not reach.
     """
     if not bool(weight.isfinite().all()):
-        raise CheckpointError(f"{where}: the weights hold NaN or infinity")
+        raise CheckpointError(f"{where}: the weights hold NaN or infinity; {_SOURCE}")
     group = recipe.group_of(weight.shape[1])
     if hessian is None or recipe.method == RTN:
         result = _round(weight, group, symmetric=recipe.symmetric)
@@ -94,7 +95,9 @@ def quantize_weight(
             hessian.diagonal().add_(torch.minimum(left_out, hessian.diagonal().mean()))
         result = _solve(weight, hessian, group, recipe, where)
     if not bool(result.grid.scales.isfinite().all()):
-        raise CheckpointError(f"{where}: holds weights that 4 bits with a float16 scale cannot")
+        raise CheckpointError(
+            f"{where}: holds weights that 4 bits with a float16 scale cannot, above half a million; download the source again"
+        )
     return result
 
 
@@ -112,7 +115,7 @@ def _solve(
     inputs = weight.shape[1]
     diagonal = hessian.diagonal()
     if not bool(diagonal.isfinite().all()):
-        raise CheckpointError(f"{where}: its inputs hold NaN or infinity")
+        raise CheckpointError(f"{where}: its inputs hold NaN or infinity; {_SOURCE}")
     # An input that the calibration never moves is rounded by itself.
     diagonal.masked_fill_(diagonal == 0, 1.0)
     order = torch.arange(inputs, device=weight.device)
@@ -200,7 +203,7 @@ def _inverse_factor(hessian: torch.Tensor, damping: float, where: str) -> torch.
     """The upper Cholesky factor of the inverse of the damped Hessian, ``[K, K]``."""
     mean = hessian.diagonal().mean()
     if not bool(mean.isfinite()) or not bool(hessian.isfinite().all()):
-        raise CheckpointError(f"{where}: its inputs hold NaN or infinity")
+        raise CheckpointError(f"{where}: its inputs hold NaN or infinity; {_SOURCE}")
     while True:
         damped = hessian.clone()
         damped.diagonal().add_(damping * mean)
@@ -212,5 +215,7 @@ def _inverse_factor(hessian: torch.Tensor, damping: float, where: str) -> torch.
             if not int(fault) and bool(upper.isfinite().all()):
                 return upper
         if damping >= _MOST_DAMPING:
-            raise CheckpointError(f"{where}: the Hessian of its inputs has no inverse, however damped")
+            raise CheckpointError(
+                f"{where}: the Hessian of its inputs has no inverse, however damped; give more or other calibration text"
+            )
         damping = min(10 * damping, _MOST_DAMPING)

@@ -265,7 +265,8 @@ class CalibrationOperators:
             count += len(rows)
         if not bool((activation + left_out).isfinite().all()):
             raise CheckpointError(
-                f"{name}: its inputs hold NaN or infinity; the model or its type is at fault"
+                f"{name}: its inputs hold NaN or infinity; download or convert the source again (bfloat16 or "
+                "float32 hold what float16 cannot)"
             )
         return hessian / count, activation / count, left_out / count
 

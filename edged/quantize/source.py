@@ -138,7 +138,10 @@ class Source:
         )
         rows.copy_(stored)
         if not bool(rows.isfinite().all()):
-            raise CheckpointError(f"{info.file}: tensor {name!r} holds NaN or infinity")
+            raise CheckpointError(
+                f"{info.file}: tensor {name!r} holds NaN or infinity; download or convert the source again (bfloat16 or float32 "
+                "hold what float16 cannot)"
+            )
 
 
 def encode(vector: torch.Tensor, kind: str) -> tuple[str, np.ndarray[Any, Any]]:
