@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 from executor_runner import Runner, load
-from test_sparse import ALL, FEW, LENGTH, folder  # noqa: F401 - a fixture
+from test_cuda_executor import write_model
+from test_sparse import ALL, CONFIG, FEW, LENGTH
+from test_trees import alone, masks_of, path_to, random_tree, scattered, tree_batch
 
 from edged.config import ModelConfig
 from edged.errors import UnsupportedError
@@ -18,6 +20,11 @@ from plugins_trt.quantized.reference import dequantize, quantize
 SETTINGS = {"dtype": "float32", "context_length": 1024, "max_sequences": 3, "prefill_chunk": 1024}
 FORMATS = {"int8": "int8", "fp8": "float8_e4m3fn"}
 TOKENS = np.random.default_rng(5).integers(0, 61, LENGTH).tolist()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("models") / "small", CONFIG)
 
 
 def logits_of(executor, cut, *, pages=None):
@@ -34,7 +41,7 @@ def logits_of(executor, cut, *, pages=None):
 
 @pytest.mark.parametrize("kv_dtype", FORMATS)
 @pytest.mark.parametrize("attention", [None, FEW])
-def test_nothing_depends_on_the_cut_or_on_where_pages_lie(folder, kv_dtype, attention):  # noqa: F811
+def test_nothing_depends_on_the_cut_or_on_where_pages_lie(folder, kv_dtype, attention):
     settings = {**SETTINGS, "kv_dtype": kv_dtype} | ({} if attention is None else {"attention": attention})
     whole = load(folder, **settings)
     expected = logits_of(whole, LENGTH)
@@ -44,12 +51,12 @@ def test_nothing_depends_on_the_cut_or_on_where_pages_lie(folder, kv_dtype, atte
         if name.startswith(("kv", "fine", "coarse"))
     }
     assert pools["kv"].element_size() == 1
-    for cut, scattered in ((64, False), (100, True), (250, True)):
+    for cut, apart in ((64, False), (100, True), (250, True)):
         other = load(folder, **settings)
         count = -(-LENGTH // 64)
-        pages = np.random.default_rng(cut).permutation(other.limits.pages)[:count] if scattered else None
+        pages = np.random.default_rng(cut).permutation(other.limits.pages)[:count] if apart else None
         assert np.abs(logits_of(other, cut, pages=pages) - expected).max() < 2e-3 * np.abs(expected).max()
-        if not scattered:
+        if not apart:
             for name in ("kv", "kv_scales"):
                 slots = slice(0, LENGTH)
                 same = (other.buffers[name][:, :, slots] == pools[name][:, :, slots]).float().mean()
@@ -57,7 +64,7 @@ def test_nothing_depends_on_the_cut_or_on_where_pages_lie(folder, kv_dtype, atte
 
 
 @pytest.mark.parametrize("kv_dtype", FORMATS)
-def test_it_is_the_attention_of_exact_keys_and_values_that_were_rounded(folder, kv_dtype):  # noqa: F811
+def test_it_is_the_attention_of_exact_keys_and_values_that_were_rounded(folder, kv_dtype):
     """Rounding every key and value to the format, in an executor that stores them in fp32, gives the same logits."""
     quantized = logits_of(load(folder, **SETTINGS, kv_dtype=kv_dtype), 128)
     exact = load(folder, **SETTINGS)
@@ -76,14 +83,14 @@ def test_it_is_the_attention_of_exact_keys_and_values_that_were_rounded(folder, 
 
 
 @pytest.mark.parametrize("kv_dtype", FORMATS)
-def test_sparse_equals_dense_when_every_block_is_chosen(folder, kv_dtype):  # noqa: F811
+def test_sparse_equals_dense_when_every_block_is_chosen(folder, kv_dtype):
     dense = logits_of(load(folder, **SETTINGS, kv_dtype=kv_dtype), 256)
     sparse = logits_of(load(folder, **SETTINGS, kv_dtype=kv_dtype, attention=ALL), 256)
     assert np.abs(dense - sparse).max() < 1e-3 * np.abs(dense).max()
 
 
 @pytest.mark.parametrize("kv_dtype", FORMATS)
-def test_compressed_keys_are_means_of_the_keys_as_they_are_stored(folder, kv_dtype):  # noqa: F811
+def test_compressed_keys_are_means_of_the_keys_as_they_are_stored(folder, kv_dtype):
     executor = load(folder, **SETTINGS, kv_dtype=kv_dtype, attention=FEW)
     logits_of(executor, 300)
     keys = dequantize(executor.buffers["kv"][:, :2, :LENGTH], executor.buffers["kv_scales"][:, :2, :LENGTH])
@@ -95,7 +102,7 @@ def test_compressed_keys_are_means_of_the_keys_as_they_are_stored(folder, kv_dty
 
 
 @pytest.mark.parametrize("kv_dtype", FORMATS)
-def test_pages_move_to_the_host_and_back_with_their_scales(folder, kv_dtype):  # noqa: F811
+def test_pages_move_to_the_host_and_back_with_their_scales(folder, kv_dtype):
     executor = load(folder, **SETTINGS, kv_dtype=kv_dtype, attention=FEW)
     expected = logits_of(executor, 250)
     pages = np.arange(-(-LENGTH // 64), dtype=np.int32)
@@ -112,12 +119,12 @@ def test_pages_move_to_the_host_and_back_with_their_scales(folder, kv_dtype):  #
     assert np.allclose(executor.logits(runner.batch([(prompt, 10)], rows="all")), expected[-10:], atol=2e-3)
 
 
-def plan_of(folder, **settings):  # noqa: F811
+def plan_of(folder, **settings):
     config = ModelConfig(name="m", path=folder, **{**SETTINGS, **settings})
     return ModelPlan.of(config, Architecture.of(config))
 
 
-def test_the_ledger_counts_bytes_and_scales(folder):  # noqa: F811
+def test_the_ledger_counts_bytes_and_scales(folder):
     # 2 layers of 2 KV heads, 16 elements each; 5 compressed keys a page.
     rows = 2 * 2 * 2 * 64
     compressed = 2 * 2 * 5 * 16
@@ -145,7 +152,7 @@ def test_the_ledger_counts_bytes_and_scales(folder):  # noqa: F811
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype"), [("float32", "bf16"), ("float32", "fp16"), ("bfloat16", "fp32")]
 )
-def test_keys_and_values_may_have_another_type_than_weights(folder, dtype, kv_dtype):  # noqa: F811
+def test_keys_and_values_may_have_another_type_than_weights(folder, dtype, kv_dtype):
     executor = load(folder, **{**SETTINGS, "dtype": dtype}, kv_dtype=kv_dtype)
     assert str(executor.buffers["kv"].dtype) == {
         "bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"
@@ -154,7 +161,7 @@ def test_keys_and_values_may_have_another_type_than_weights(folder, dtype, kv_dt
     assert np.linalg.norm(got - plain) / np.linalg.norm(plain) < 0.05
 
 
-def test_what_a_gpu_does_not_store_is_refused_by_name(folder, tmp_path):  # noqa: F811
+def test_what_a_gpu_does_not_store_is_refused_by_name(folder, tmp_path):
     plan = plan_of(folder, kv_dtype="int8")
     wide = replace(
         plan, device="cuda", dtype="bfloat16", architecture=replace(plan.architecture, head_dim=64, heads=8)
@@ -167,3 +174,33 @@ def test_what_a_gpu_does_not_store_is_refused_by_name(folder, tmp_path):  # noqa
         UnsupportedError, match=r"model m: kv_dtype fp16 with dtype bfloat16 .* set kv_dtype to auto"
     ):
         check_cuda_plan("m", replace(wide, kv_dtype="float16"))
+
+
+@pytest.mark.parametrize("kv_dtype", FORMATS)
+@pytest.mark.parametrize("attention", [None, FEW])
+def test_accepted_nodes_of_a_tree_move_with_their_scales(folder, kv_dtype, attention):
+    settings = {**SETTINGS, "kv_dtype": kv_dtype} | ({} if attention is None else {"attention": attention})
+    executor = load(folder, **settings)
+    random = np.random.default_rng(7)
+    prompt = random.integers(0, 61, 351).tolist()
+    parents = random_tree(random, 12)
+    _, (sequence,) = scattered(executor, [prompt])
+    first = int(alone(executor, prompt[:-1], prompt[-1:])[-1].argmax())
+    masks = masks_of(parents)
+    deepest = max(range(12), key=lambda node: masks[node].bit_count())
+    path = path_to(masks[deepest])
+    tokens = random.integers(0, 61, 12).tolist()
+    tokens[0] = first
+    for depth in range(1, len(path)):  # the deepest path is the greedy one
+        known = [tokens[node] for node in path[:depth]]
+        tokens[path[depth]] = int(alone(executor, prompt, known)[-1].argmax())
+    logits = executor.logits(tree_batch([(sequence, tokens, parents)]))
+    for node, mask in enumerate(masks):
+        expected = alone(executor, prompt, [tokens[each] for each in path_to(mask)])[-1]
+        assert np.abs(logits[node] - expected).max() < 2e-3 * np.abs(expected).max()
+    executor.step(tree_batch([(sequence, tokens, parents)]))
+    after = [*prompt, *(tokens[node] for node in path)]
+    sequence.stored, sequence.tokens = len(after), [*after, 5]
+    last = executor.logits(Runner(executor).batch([(sequence, 1)]))
+    expected = alone(executor, after, [5])[-1]
+    assert np.abs(last[0] - expected).max() < 2e-3 * np.abs(expected).max()
