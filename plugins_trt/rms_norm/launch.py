@@ -13,25 +13,33 @@ if TYPE_CHECKING:
 
 _PIECE = 8  # elements that a thread takes at a time
 _FEWEST, _MOST = 64, 512
+_FEW_ROWS = 64
+_MANY_THREADS = 256
 
 
 def threads(hidden: int) -> int:
-    """Of a thread block, in whole warps: one piece each, as far as that goes."""
+    """Of a thread block when rows are few, in whole warps: one piece each, as far as that goes."""
     return min(max(ceil_div(hidden, 32 * _PIECE) * 32, _FEWEST), _MOST)
 
 
 class RmsNormalizer:
-    """The kernel of one dtype."""
+    """The kernels of one dtype."""
 
     def __init__(self, function: Callable[[str, int], Any], *, dtype: str) -> None:
-        """Finds the kernel with `function` (see `registry.Kernels.operator`)."""
-        self._kernel = function(f"rms_norm_{KERNEL_DTYPES[dtype]}", 0).prepare("PPPPffii", overlaps=True)
+        """Finds the kernels with `function` (see `registry.Kernels.operator`)."""
+        suffix = KERNEL_DTYPES[dtype]
+        self._few, self._many = (
+            function(f"{name}_{suffix}", 0).prepare("PPPPffii", overlaps=True)
+            for name in ("rms_norm", "rms_norm_many")
+        )
 
     def __call__(self, args: RmsNorm, stream: Any = None) -> None:  # noqa: ANN401 -- PyCUDA is untyped
         """Enqueues one launch."""
-        self._kernel.prepared_async_call(
-            (args.residual.shape[0], 1, 1),
-            (threads(args.residual.shape[1]), 1, 1),
+        rows, hidden = args.residual.shape
+        few = rows <= _FEW_ROWS
+        (self._few if few else self._many).prepared_async_call(
+            (rows, 1, 1),
+            (threads(hidden) if few else _MANY_THREADS, 1, 1),
             stream,
             0 if args.branch is None else args.branch.pointer,
             args.residual.pointer,
@@ -39,6 +47,6 @@ class RmsNormalizer:
             args.out.pointer,
             args.scale,
             args.epsilon,
-            args.residual.shape[1],
+            hidden,
             0,
         )

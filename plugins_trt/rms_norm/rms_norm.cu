@@ -13,7 +13,7 @@ struct Norm {
 };
 
 constexpr int kMaxThreads = 512;
-constexpr int kHeld = 2;  // pieces of 8 elements that a thread keeps; of longer rows it reads the others again
+constexpr int kManyThreads = 256;
 
 template <typename T>
 __device__ __forceinline__ void unpack(float (&x)[8], uint4 packed) {
@@ -52,19 +52,21 @@ __device__ __forceinline__ void store(const Norm& args, i64 at, const float (&x)
     *reinterpret_cast<uint4*>(args.out + at) = pack<T>(w);
 }
 
-template <typename T>
+// A thread keeps kHeld pieces of 8 elements, and reads those of longer rows again. With few rows nothing hides a second
+// reading; with many, more thread blocks beside each other do, for which none is kept.
+template <typename T, int kHeld>
 __device__ __forceinline__ void rms_norm(const Norm& args) {
     __shared__ float partial[32];
     int stride = (int)blockDim.x * 8, first = (int)threadIdx.x * 8;
     // The weights do not depend on the launch before, and come from far: nobody has read them for a step.
-    uint4 weights[kHeld] = {};
+    uint4 weights[kHeld > 0 ? kHeld : 1] = {};
 #pragma unroll
     for (int i = 0; i < kHeld; ++i)
         if (first + i * stride < args.size) weights[i] = *reinterpret_cast<const uint4*>(args.weight + first + i * stride);
     wait_for_dependencies();
     launch_dependents();
     i64 row = (i64)blockIdx.x * args.size;
-    float held[kHeld][8] = {};
+    float held[kHeld > 0 ? kHeld : 1][8] = {};
     float squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
@@ -94,5 +96,13 @@ __device__ __forceinline__ void rms_norm(const Norm& args) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(kMaxThreads) rms_norm_f16(const Norm args) { rms_norm<F16>(args); }
-extern "C" __global__ void __launch_bounds__(kMaxThreads) rms_norm_bf16(const Norm args) { rms_norm<BF16>(args); }
+#define NORM(type, suffix)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(kMaxThreads) rms_norm_##suffix(const Norm args) {               \
+        rms_norm<type, 2>(args);                                                                                 \
+    }                                                                                                            \
+    extern "C" __global__ void __launch_bounds__(kManyThreads, 8) rms_norm_many_##suffix(const Norm args) {      \
+        rms_norm<type, 0>(args);                                                                                 \
+    }
+
+NORM(F16, f16)
+NORM(BF16, bf16)

@@ -23,10 +23,11 @@ BOTH = pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 
 @pytest.mark.gpu
 @BOTH
-@pytest.mark.parametrize("hidden", [8, 576, 1024, 4096, 16384])
-def test_rms_norm_equals_the_reference(dtype, hidden):
+@pytest.mark.parametrize("rows", [5, 65])
+@pytest.mark.parametrize("hidden", [8, 576, 1024, 4096, 8200, 16384])
+def test_rms_norm_equals_the_reference(dtype, hidden, rows):
     rig = gpu()
-    x, y = (torch.randn(5, hidden, device="cuda").to(getattr(torch, dtype)) for _ in range(2))
+    x, y = (torch.randn(rows, hidden, device="cuda").to(getattr(torch, dtype)) for _ in range(2))
     weight = (1 + 0.1 * torch.randn(hidden, device="cuda")).to(x.dtype)
     launch = RmsNormalizer(rig.kernels.operator("rms_norm"), dtype=dtype)
     for branch in (None, y):
