@@ -18,6 +18,7 @@ import shutil
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,6 +28,7 @@ from edged.quantize.calibration import read_documents
 from edged.quantize.recipe import Recipe
 from edged.quantize.run import prepare_calibration, quantize
 from edged.quantize.state import state_folder
+from edged.quantize.ternary_pack import pack_ternary
 
 EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
 REFUSED = 3
@@ -34,8 +36,11 @@ REFUSED = 3
 
 class Runs:
     def __init__(self, source: Path, destination: Path, text: Path, method: str) -> None:
-        self._arguments = (source, destination, Recipe(method, group=32))
-        self._calibration = prepare_calibration(source, read_documents(text), count=4, length=48)
+        if method == "ternary-pack":
+            self._quantize = partial(pack_ternary, source, destination)
+        else:
+            used = prepare_calibration(source, read_documents(text), count=4, length=48)
+            self._quantize = partial(quantize, source, destination, Recipe(method, group=32), used)
         self._folder = destination.parent
         self._destination = destination
 
@@ -56,7 +61,7 @@ class Runs:
                         os.kill(os.getpid(), signal.SIGKILL)
 
             sys.addaudithook(watch)
-            quantize(*self._arguments, self._calibration)
+            self._quantize()
             if report >= 0:
                 os.write(report, str(met).encode())
             status = 0
@@ -90,7 +95,7 @@ class Runs:
         assert before in ("", whole), "a part of a model was there"
         status = self.end(self.start())
         if status == REFUSED:
-            # Killed between the last note and the removal of an empty folder: the model stands, and the state is gone.
+            # The model stands and the state is gone: killed before an empty folder was removed, or there was no state.
             assert before == whole
             assert not list(state_folder(self._destination).glob("*"))
         else:
@@ -110,6 +115,7 @@ def main() -> None:
     runs = Runs(Path(source), Path(destination), Path(text), method)
     chance = random.Random(int(seed))
     state = state_folder(Path(destination))
+    Path(destination).parent.mkdir(exist_ok=True)
     count = runs.points()
     began = time.monotonic()
     runs.forget()

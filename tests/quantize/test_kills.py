@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import random_model, write_folder
+from test_ternary import ternary_model
 
 from edged.errors import CheckpointError
 from edged.quantize.calibration import read_documents
@@ -45,6 +46,13 @@ def test_a_tenth_of_the_moments(model, text, tmp_path, method):
     found = killed(model, tmp_path, text, method, 1, 0.1, 8)
     assert found["points"] > 60
     assert found["resumed"] > 3
+
+
+@pytest.mark.parametrize("share", [0.4, pytest.param(1.0, marks=pytest.mark.soak)])
+def test_packing_that_is_killed_begins_again(text, tmp_path, share):
+    source = write_folder(tmp_path / "dense", ternary_model(32))
+    found = killed(source, tmp_path, text, "ternary-pack", 4, share, 8)
+    assert found["points"] > 10
 
 
 @pytest.mark.soak
