@@ -20,9 +20,6 @@ WIDE_ROWS = 128
 
 _HEADS = 16
 _MAX_PARTS = 512
-_QUANTIZED_BLOCKS = (
-    3  # thread blocks of `narrow` over eight bits that share a multiprocessor, where it has small ones
-)
 _WIDE_A_MULTIPROCESSOR = 2  # thread blocks of `wide` that share a multiprocessor
 
 
@@ -59,12 +56,10 @@ class AttentionPlan:
         multiprocessors: int,
         sparse: bool = True,
         quantized: bool = False,
-        narrow_blocks: int | None = None,
     ) -> AttentionPlan:
         """Cuts a bucket for a device of `multiprocessors`; not `sparse`: every query is dense.
 
-        `quantized`: keys and values are in eight bits. `narrow_blocks`: thread blocks of `narrow` that share a
-        multiprocessor; None takes the most there are of any form.
+        `quantized`: keys and values are in eight bits.
         """
         for name, value in (
             ("tokens", tokens),
@@ -73,10 +68,8 @@ class AttentionPlan:
         ):
             check_at_least(name, value, 1)
         # One block of `narrow` keeps a multiprocessor's share of the memory busy; two hide each other's gaps when
-        # there are more tokens than multiprocessors and no more parts to merge.
-        if narrow_blocks is None:
-            narrow_blocks = _QUANTIZED_BLOCKS if quantized else 1 if tokens == 1 else 2
-        narrow_blocks *= multiprocessors
+        # there are more tokens than multiprocessors and no more parts to merge. Over eight bits a block is larger.
+        narrow_blocks = multiprocessors if tokens == 1 or quantized else 2 * multiprocessors
         narrow = max(1, min(narrow_blocks // (tokens * kv_heads), max_pages, _MAX_PARTS))
         group = heads // kv_heads
         tiles = wide = 0
@@ -150,8 +143,8 @@ class DecodeAttention(QueryArguments):
         check_at_least("dense_below", self.dense_below, 0)
         self.check_scale(self.scale)
 
-    def plan(self, multiprocessors: int, narrow_blocks: int | None = None) -> AttentionPlan:
-        """How this bucket is cut on a device of `multiprocessors`, `narrow_blocks` thread blocks to each.
+    def plan(self, multiprocessors: int) -> AttentionPlan:
+        """How this bucket is cut on a device of `multiprocessors`.
 
         Raises:
             LaunchError: naming `workspace` when it is too small.
@@ -166,7 +159,6 @@ class DecodeAttention(QueryArguments):
             multiprocessors=multiprocessors,
             sparse=self.blocks is not None,
             quantized=self.arena.kv_dtype is not None,
-            narrow_blocks=narrow_blocks,
         )
         check_workspace("workspace", self.workspace, plan.workspace_bytes)
         return plan

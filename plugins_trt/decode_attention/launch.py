@@ -26,7 +26,6 @@ class _Form(NamedTuple):
     stages: int  # 16-key units that a warp has in shared memory
     least_units: int  # that a thread block takes at least before the context is cut further
     quantized: bool = False
-    blocks: int | None = None  # that share a multiprocessor; None: as `AttentionPlan` has it
 
     def shared_bytes(self, head_dim: int) -> int:
         """Of a thread block: keys and values of 16 tokens a stage, and the scales of those in eight bits."""
@@ -36,8 +35,8 @@ class _Form(NamedTuple):
 
 _NARROW = {64: _Form(4, 4, 12), 128: _Form(4, 3, 12)}
 _ONE = _Form(8, 2, 8)
-_QUANTIZED = {64: _Form(4, 6, 12, quantized=True), 128: _Form(4, 4, 12, quantized=True)}
-_QUANTIZED_MANY = _Form(12, 3, 12, quantized=True, blocks=1)
+_QUANTIZED = dict.fromkeys((64, 128), _Form(8, 3, 12, quantized=True))
+_QUANTIZED_MANY = _Form(12, 3, 12, quantized=True)
 _QUANTIZED_ONE = _Form(8, 4, 8, quantized=True)
 _LOG2E = 1.4426950408889634
 
@@ -64,9 +63,7 @@ class DecodeAttender:
         layout_of_arguments = Batch.FORMAT + arena + _ATTEND
         self._narrow = _Narrow(function, f"narrow_{stored}", head_dim, forms[head_dim], layout_of_arguments)
         self._narrow_one = self._narrow
-        self._narrow_blocks: int | None = None
         if kv_dtype is not None and _QUANTIZED_MANY.shared_bytes(head_dim) <= shared_bytes:
-            self._narrow_blocks = _QUANTIZED_MANY.blocks
             self._narrow = _Narrow(
                 function, f"narrow_many_{stored}", head_dim, _QUANTIZED_MANY, layout_of_arguments
             )
@@ -98,7 +95,7 @@ class DecodeAttender:
         Raises:
             LaunchError: naming the argument, before anything runs.
         """
-        plan, batch = args.plan(self.multiprocessors, self._narrow_blocks), args.batch
+        plan, batch = args.plan(self.multiprocessors), args.batch
         narrow = self._narrow_one if batch.tokens == 1 and args.blocks is not None else self._narrow
         attend = _pack_attend(args, plan, least_units or narrow.least_units)
         packed = (*batch.pack(), *args.arena.pack_all(args.layer), *attend)
