@@ -80,6 +80,8 @@ PANELS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
                 ("edged_prompt_tokens_total", "prompt"),
                 ("edged_cached_tokens_total", "from the cache"),
                 ("edged_generated_tokens_total", "generated"),
+                ("edged_drafted_tokens_total", "drafted"),
+                ("edged_accepted_tokens_total", "drafts accepted"),
             )
         ],
     ),

@@ -1,0 +1,91 @@
+"""A daemon with speculation: the same text with and without, and the counts of drafts wherever they are told."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+PASSAGE = "The lighthouse at the end of the pier was built in 1873 by a family of stonemasons from the north."
+PROMPT = f"<|im_start|>user\nQuote this passage back to me, word for word:\n\n{PASSAGE}<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.fixture(scope="module")
+def speculating(demo_model):
+    from fixtures.daemon import DaemonProcess, demo_configuration
+
+    process = DaemonProcess(
+        demo_configuration(demo_model, model={"speculation": {"method": "prompt_lookup", "tree_size": 12}})
+    )
+    try:
+        yield process.wait_ready()
+        assert process.stop() == 0, process.log()
+    finally:
+        process.close()
+
+
+def answer(daemon, **options):
+    with daemon.client() as client:
+        events = list(client.generate(PROMPT, max_tokens=24, timeout=120, **options))
+    text = "".join(event.text for event in events if hasattr(event, "text"))
+    tokens = [token for event in events for token in getattr(event, "token_ids", ())]
+    return text, tokens, events[-1]
+
+
+def test_the_text_is_the_same_and_the_drafts_are_counted(speculating):
+    for options in ({"temperature": 0.0}, {"temperature": 0.7, "seed": 5, "frequency_penalty": 0.1}):
+        text, tokens, finished = answer(speculating, **options)
+        plain_text, plain_tokens, plain = answer(speculating, no_speculation=True, **options)
+        assert (text, tokens) == (plain_text, plain_tokens)
+        assert (plain.usage.drafted_tokens, plain.usage.accepted_tokens) == (0, 0)
+        assert plain.timings.steps == len(plain_tokens)
+        assert finished.usage.drafted_tokens >= finished.usage.accepted_tokens
+        assert finished.timings.steps == len(tokens) - finished.usage.accepted_tokens
+    with speculating.client() as client:
+        (model,) = client.status().models
+    assert model.speculation == "prompt_lookup"
+    assert model.drafted_tokens >= model.accepted_tokens > 0
+    assert model.pages_free == model.pages
+
+
+def test_logprobs_come_one_a_token(speculating):
+    options = {"temperature": 0.0, "logprobs": True, "top_logprobs": 2}
+    with speculating.client() as client:
+        told = [
+            [
+                (token, logprob.logprob, [each.token_id for each in logprob.top])
+                for event in client.generate(
+                    PROMPT, max_tokens=16, timeout=120, no_speculation=plain, **options
+                )
+                if hasattr(event, "token_ids")
+                for token, logprob in zip(event.token_ids, event.logprobs, strict=True)
+            ]
+            for plain in (False, True)
+        ]
+    for one, other in zip(*told, strict=True):
+        assert (one[0], one[2]) == (other[0], other[2])
+        assert one[1] == pytest.approx(other[1], abs=1e-3)
+
+
+def test_edgectl_shows_the_drafts(speculating):
+    answer(speculating, temperature=0.0)
+
+    def edgectl(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "edged.cli", *arguments, "--address", speculating.address],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        ).stdout
+
+    assert re.search(r"drafts accepted +\d+ of \d+", edgectl("status"))
+    said = json.loads(edgectl("generate", PROMPT, "--max-tokens", "8", "--temperature", "0", "--json"))
+    assert said["usage"]["drafted_tokens"] >= said["usage"]["accepted_tokens"]
+    said = json.loads(
+        edgectl("generate", PROMPT, "--max-tokens", "8", "--temperature", "0", "--json", "--no-speculation")
+    )
+    assert said["usage"]["drafted_tokens"] == 0
