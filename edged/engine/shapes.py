@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edged.engine import graph
 from edged.errors import InvalidArgumentError
-from plugins_trt.contract import MAX_DECODE
+from plugins_trt.contract import MAX_DECODE, round_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,9 @@ MAX_PAGES = 65536
 tensors of the graph, so a plan is no larger for a longer context."""
 
 MAX_POSITIONS = MAX_PAGES * 64
+
+PREFILL_STEP = 16
+"""Steps of more than 64 tokens are padded to a multiple of this."""
 
 LEAST_MOST = 2
 """Least upper end of a range: TensorRT folds a size that can only be 1, and versions from 10.13 on have done so
@@ -80,8 +83,8 @@ class EngineShapes:
 
     @classmethod
     def of(cls, model: ModelConfig) -> EngineShapes:
-        """What a model of the configuration needs: a prefill chunk beside a token of each sequence."""
-        tokens = model.prefill_chunk + model.max_sequences
+        """What a model of the configuration needs: a prefill chunk beside a token of each sequence, padded."""
+        tokens = round_up(model.prefill_chunk + model.max_sequences, PREFILL_STEP)
         return cls(prefill_tokens=max(tokens, MAX_DECODE), max_sequences=model.max_sequences)
 
     @property
@@ -89,9 +92,11 @@ class EngineShapes:
         """Decoding (or verifying) up to 64 tokens; prefill chunks."""
         sequences = (1, 1, max(self.max_sequences, LEAST_MOST))
         decode = (1, min(8, MAX_DECODE), MAX_DECODE)
+        # A row for each sequence, in the power of two that steps are padded to.
+        rows = (1, 1, max(MAX_DECODE, 1 << (self.max_sequences - 1).bit_length()))
         return (
             Profile("decode", decode, sequences, decode),
-            Profile("prefill", (1, self.prefill_tokens, self.prefill_tokens), sequences, (1, 1, MAX_DECODE)),
+            Profile("prefill", (1, self.prefill_tokens, self.prefill_tokens), sequences, rows),
         )
 
     @property

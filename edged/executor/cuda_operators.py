@@ -9,9 +9,8 @@ import torch
 
 from edged.executor.cuda_linear import CudaLinear
 from edged.executor.cuda_packed import packed_tensors
-from edged.memory.cuda_buffers import UNREAD_COARSE, UNREAD_FINE, StepLayout, logit_rows
-from edged.memory.specs import PAGE_TOKENS
-from plugins_trt.arena import COARSE_SLOTS, FINE_SLOTS, Arena, Pool
+from edged.executor.kv_arena import arena_of
+from edged.memory.cuda_buffers import StepLayout, logit_rows
 from plugins_trt.attention.contract import Attention
 from plugins_trt.contract import Batch, DeviceArray
 from plugins_trt.embedding.contract import Embedding
@@ -24,39 +23,14 @@ if TYPE_CHECKING:
     from edged.executor.cuda_device import StepKernels
     from edged.memory.buffers import ModelPlan
     from edged.models.operators import Linear
+    from plugins_trt.arena import Arena
 
 _of = DeviceArray.of
 
 
 def make_arena(plan: ModelPlan, buffers: Mapping[str, torch.Tensor]) -> Arena:
-    """Where the kernels find keys, values and compressed keys of every layer.
-
-    Without a selection rule compressed keys have one place, which every page and head overwrites and nobody reads.
-    """
-    a = plan.architecture
-
-    def pool(name: str, slots: int, width: int = a.head_dim) -> Pool:
-        head = slots * width
-        return Pool(buffers[name].data_ptr(), plan.pages * a.kv_heads * head, a.kv_heads * head, head)
-
-    if plan.selection is None:
-        fine, coarse = (Pool(buffers[name].data_ptr(), 0, 0, 0) for name in (UNREAD_FINE, UNREAD_COARSE))
-    else:
-        fine, coarse = pool("fine", FINE_SLOTS), pool("coarse", COARSE_SLOTS)
-    return Arena(
-        a.layers,
-        plan.pages,
-        a.kv_heads,
-        a.head_dim,
-        plan.dtype,
-        keys=pool("keys", PAGE_TOKENS),
-        values=pool("values", PAGE_TOKENS),
-        fine=fine,
-        coarse=coarse,
-        kv_dtype=plan.quantized_kv,
-        key_scales=pool("key_scales", PAGE_TOKENS, 1) if plan.quantized_kv else None,
-        value_scales=pool("value_scales", PAGE_TOKENS, 1) if plan.quantized_kv else None,
-    )
+    """Where the kernels find keys, values and compressed keys of every layer."""
+    return arena_of(plan, {name: buffer.data_ptr() for name, buffer in buffers.items()})
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ The ledger adds these up and the executor makes exactly these, so that what is p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edged.engine.selection import selection_of
@@ -15,15 +15,18 @@ from edged.memory.specs import (
     ACTIVATIONS,
     COMPRESSED_KEYS,
     ELEMENT_BYTES,
+    ENGINE,
     KV_NAMES,
     KV_PAGES,
     KV_TYPES,
     LOGITS,
     PAGE_TOKENS,
     QUANTIZED_STORAGE,
+    TENSORRT,
     WEIGHTS,
     BufferSpec,
 )
+from edged.memory.tensorrt_buffers import tensorrt_step_buffers
 from edged.models.cuda_weights import cuda_weight_parts
 from edged.models.weights import weight_parts, weight_specs
 from plugins_trt.arena import COARSE_SLOTS, FINE_SLOTS
@@ -37,6 +40,7 @@ __all__ = [
     "ACTIVATIONS",
     "COMPRESSED_KEYS",
     "ELEMENT_BYTES",
+    "ENGINE",
     "HISTORY_TILE",
     "KV_NAMES",
     "KV_PAGES",
@@ -45,6 +49,7 @@ __all__ = [
     "PAGE_TOKENS",
     "SHARPENED",
     "SPARSE_QUERIES",
+    "TENSORRT",
     "WEIGHTS",
     "WEIGHT_TILE",
     "BufferSpec",
@@ -97,6 +102,8 @@ class ModelPlan:
     """Most tokens that a sequence brings to a step that verifies drafts."""
     kv_dtype: str | None = None
     """Type of keys and values: one of dtype's kind, int8 or float8_e4m3fn; None: dtype."""
+    engine_bytes: int | None = None
+    """Device memory of a TensorRT engine's contexts, as its build said; None before there is an engine."""
 
     @classmethod
     def of(cls, config: ModelConfig, architecture: Architecture) -> ModelPlan:
@@ -123,6 +130,10 @@ class ModelPlan:
         )
         if plan.device == "cuda":
             check_cuda_plan(config.name, plan)
+        if plan.executor == TENSORRT:
+            from edged.engine.planned import planned_context_bytes  # noqa: PLC0415 - ONNX, which others need not
+
+            plan = replace(plan, engine_bytes=planned_context_bytes(config))
         return plan
 
     @property
@@ -191,7 +202,9 @@ def weight_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
 
 
 def step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
-    """Everything else that the torch executor holds: pages, activations, scratch, logits."""
+    """Everything else that an executor holds: pages, activations, scratch, logits."""
+    if plan.executor == TENSORRT:
+        return tensorrt_step_buffers(plan)
     return cuda_step_buffers(plan) if plan.device == "cuda" else _cpu_step_buffers(plan)
 
 

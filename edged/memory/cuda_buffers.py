@@ -16,6 +16,7 @@ from edged.memory.specs import (
     KV_PAGES,
     LOGITS,
     PAGE_TOKENS,
+    TENSORRT,
     BufferSpec,
 )
 from edged.models.cuda_weights import KERNEL_ROWS, cuda_packed
@@ -70,9 +71,15 @@ def has_dense_graph(plan: ModelPlan, tokens: int) -> bool:
     return plan.selection is not None and plan.selection.dense_below > 1 and tokens <= MAX_DECODE
 
 
+def captured_sizes(plan: ModelPlan) -> tuple[int, ...]:
+    """Tokens of each captured step: every bucket; of TensorRT's those that decode or verify."""
+    sizes = bucket_sizes(plan)
+    return tuple(size for size in sizes if size <= MAX_DECODE) if plan.executor == TENSORRT else sizes
+
+
 def graphs(plan: ModelPlan) -> int:
     """Forwards that are captured."""
-    return sum(2 if has_dense_graph(plan, tokens) else 1 for tokens in bucket_sizes(plan))
+    return sum(2 if has_dense_graph(plan, tokens) else 1 for tokens in captured_sizes(plan))
 
 
 @dataclass(frozen=True)
@@ -161,21 +168,33 @@ def _packed_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
     return tuple(buffers)
 
 
-def cuda_step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
-    """Everything beside the weights: pages, compressed keys, activations, scratch, a step's data, logits.
+def kv_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
+    """Pages and compressed keys.
 
     Without a selection rule nobody reads compressed keys: all of them then share one place, under another name.
     """
-    a = plan.architecture
-    sizes = bucket_sizes(plan)
-    tokens = sizes[-1]
-    rows = logit_rows(plan, tokens)
-    stored = plan.dtype
+    a, stored = plan.architecture, plan.dtype
     arena = (a.layers, plan.pages, a.kv_heads)
     scales = ("key_scales", "value_scales") if plan.quantized_kv else ()
     fine, coarse, places = "fine", "coarse", arena
     if plan.selection is None:
         fine, coarse, places = UNREAD_FINE, UNREAD_COARSE, (1, 1, 1)
+    return (
+        BufferSpec("keys", KV_PAGES, (*arena, PAGE_TOKENS, a.head_dim), plan.stored_kv),
+        BufferSpec("values", KV_PAGES, (*arena, PAGE_TOKENS, a.head_dim), plan.stored_kv),
+        *(BufferSpec(name, KV_PAGES, (*arena, PAGE_TOKENS), "float16") for name in scales),
+        BufferSpec(fine, COMPRESSED_KEYS, (*places, FINE_SLOTS, a.head_dim), stored),
+        BufferSpec(coarse, COMPRESSED_KEYS, (*places, COARSE_SLOTS, a.head_dim), stored),
+    )
+
+
+def cuda_step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
+    """Everything beside the weights: pages, compressed keys, activations, scratch, a step's data, logits."""
+    a = plan.architecture
+    sizes = bucket_sizes(plan)
+    tokens = sizes[-1]
+    rows = logit_rows(plan, tokens)
+    stored = plan.dtype
     positions = plan.pages_per_sequence * PAGE_TOKENS
     workspace = max(attention_workspace(plan, size) for size in sizes)
 
@@ -183,11 +202,7 @@ def cuda_step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
         return BufferSpec(name, ACTIVATIONS, (of * width,), dtype)
 
     return (
-        BufferSpec("keys", KV_PAGES, (*arena, PAGE_TOKENS, a.head_dim), plan.stored_kv),
-        BufferSpec("values", KV_PAGES, (*arena, PAGE_TOKENS, a.head_dim), plan.stored_kv),
-        *(BufferSpec(name, KV_PAGES, (*arena, PAGE_TOKENS), "float16") for name in scales),
-        BufferSpec(fine, COMPRESSED_KEYS, (*places, FINE_SLOTS, a.head_dim), stored),
-        BufferSpec(coarse, COMPRESSED_KEYS, (*places, COARSE_SLOTS, a.head_dim), stored),
+        *kv_buffers(plan),
         BufferSpec("cosine", ACTIVATIONS, (positions, a.head_dim // 2), "float32"),
         BufferSpec("sine", ACTIVATIONS, (positions, a.head_dim // 2), "float32"),
         BufferSpec("step", ACTIVATIONS, (StepLayout.of(plan).words,), "int32"),

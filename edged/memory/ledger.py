@@ -16,11 +16,13 @@ from edged.memory.buffers import (
     ACTIVATIONS,
     COMPRESSED_KEYS,
     ELEMENT_BYTES,
+    ENGINE,
     KV_NAMES,
     KV_PAGES,
     LOGITS,
     PAGE_TOKENS,
     SPARSE_QUERIES,
+    TENSORRT,
     WEIGHTS,
     BufferSpec,
     ModelPlan,
@@ -262,10 +264,19 @@ def model_rows(plan: ModelPlan) -> tuple[LedgerRow, ...]:
     suspended = _suspended_rows(plan)
     if plan.device != "cuda":
         return (*rows, *suspended)
+    if plan.executor == TENSORRT:
+        rows.insert(-1, LedgerRow(ENGINE, _bytes_of(buffers, ENGINE), _engine_note(plan)))
     rows.append(LedgerRow("CUDA graphs", graph_bytes(plan), f"{graphs(plan)} captured steps"))
     if plan.selection is None:
         rows[2] = replace(rows[2], bytes=rows[2].bytes + compressed)
     return (*(replace(row, place=DEVICE) for row in rows), *suspended)
+
+
+def _engine_note(plan: ModelPlan) -> str:
+    """Where the figure comes from."""
+    if plan.engine_bytes is None:
+        return "activations and scratch of its layers, estimated until it is built (edgectl build)"
+    return "activations and scratch of its layers, as its build said"
 
 
 def page_bytes(plan: ModelPlan) -> int:

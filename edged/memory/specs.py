@@ -37,14 +37,19 @@ KV_NAMES = {stored: name for name, stored in KV_TYPES.items()}
 QUANTIZED_STORAGE = {"int8": "int8", "float8_e4m3fn": "uint8"}
 """What buffers of quantized keys and values are made of: bytes, of which no type needs to know more."""
 
-WEIGHTS, KV_PAGES, COMPRESSED_KEYS, ACTIVATIONS, LOGITS = (
+WEIGHTS, KV_PAGES, COMPRESSED_KEYS, ACTIVATIONS, ENGINE, LOGITS = (
     "weights",
     "KV pages",
     "compressed keys",
     "activations and scratch",
+    "TensorRT engine",
     "logits and sampling",
 )
 """Rows of the ledger that buffers belong to."""
+
+
+TENSORRT = "tensorrt"
+"""Name of the executor whose activations are its engine's."""
 
 
 @dataclass(frozen=True)

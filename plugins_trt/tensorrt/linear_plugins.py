@@ -20,10 +20,12 @@ from plugins_trt.tensorrt.names import (
 )
 from plugins_trt.tensorrt.operator import PluginOperator, Port
 from plugins_trt.tensorrt.sessions import session_of
-from plugins_trt.ternary_linear import contract as ternary
+from plugins_trt.ternary_linear import contract as ternary_contract
 from plugins_trt.ternary_linear import layout as ternary_layout
+from plugins_trt.ternary_linear.contract import LinearPlan as TernaryPlan
 from plugins_trt.w4a16_linear import contract as w4a16
 from plugins_trt.w4a16_linear import layout as w4a16_layout
+from plugins_trt.w4a16_linear.contract import LinearPlan as W4A16Plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
 MULTIPROCESSORS = 192
 """Most multiprocessors of a device that workspaces are planned for: a plan is built where its GPU need not be."""
 
-TERNARY_ROWS = 128
-"""Rows of one launch with ternary weights."""
+TERNARY_ROWS = ternary_contract.SLAB
+"""Rows of one launch with ternary weights: the kernels take more, and need as many times the scratch memory for them."""
 
 _ROW_STEP = 8
 
@@ -94,16 +96,12 @@ class PackedLinearOperator(PluginOperator):
         out: DeviceArray,
         bias: DeviceArray | None,
         workspace: DeviceArray | None,
-    ) -> w4a16.W4A16Linear | ternary.TernaryLinear:
+    ) -> w4a16.W4A16Linear | ternary_contract.TernaryLinear:
         """The arguments of one launch.
 
         Raises:
             LaunchError: Naming the argument that the kernels refuse.
         """
-
-    @abc.abstractmethod
-    def launch_workspace(self, rows: int, multiprocessors: int) -> int:
-        """Bytes that one launch of so many rows needs on a device."""
 
     @property
     def title(self) -> str:
@@ -150,16 +148,32 @@ class PackedLinearOperator(PluginOperator):
 
 @functools.lru_cache(maxsize=1024)
 def _workspace(operator: PackedLinearOperator, rows: int) -> int:
+    return most_workspace(
+        operator.outputs_of_row,
+        operator.inputs_of_row,
+        rows,
+        ternary=isinstance(operator, TernaryLinearOperator),
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def most_workspace(outputs: int, inputs: int, rows: int, *, ternary: bool) -> int:
     """Most bytes that a launch of up to so many rows needs on any device.
 
     Neither the largest device nor the largest number of rows need be the one that shares the inputs out most.
     """
-    steps = {*range(_ROW_STEP, rows + 1, _ROW_STEP), rows}
+    of = TernaryPlan.of if ternary else W4A16Plan.of
     return max(
-        operator.launch_workspace(count, device)
-        for count in steps
+        of(rows=count, outputs=outputs, inputs=inputs, multiprocessors=device).workspace_bytes
+        for count in {*range(_ROW_STEP, rows + 1, _ROW_STEP), rows}
         for device in range(1, MULTIPROCESSORS + 1)
     )
+
+
+def packed_workspace(outputs: int, inputs: int, *, ternary: bool) -> int:
+    """Device memory that a node needs while it runs, whatever the step."""
+    rows = TERNARY_ROWS if ternary else w4a16.MAX_ROWS
+    return most_workspace(outputs, inputs, rows, ternary=ternary)
 
 
 def _rows(array: DeviceArray, first: int, count: int) -> DeviceArray:
@@ -201,15 +215,6 @@ class W4A16LinearOperator(PackedLinearOperator):
         tiles, groups = weights
         return w4a16.W4A16Linear(x, tiles, groups, out, bias, workspace=workspace, gated=bool(self.gated))
 
-    def launch_workspace(self, rows: int, multiprocessors: int) -> int:
-        """As the kernels' contract cuts it."""
-        return w4a16.LinearPlan.of(
-            rows=rows,
-            outputs=self.outputs_of_row,
-            inputs=self.inputs_of_row,
-            multiprocessors=multiprocessors,
-        ).workspace_bytes
-
 
 @dataclass(frozen=True)
 class TernaryLinearOperator(PackedLinearOperator):
@@ -240,16 +245,9 @@ class TernaryLinearOperator(PackedLinearOperator):
         out: DeviceArray,
         bias: DeviceArray | None,
         workspace: DeviceArray | None,
-    ) -> ternary.TernaryLinear:
+    ) -> ternary_contract.TernaryLinear:
         """Of up to `LAUNCH_ROWS` rows."""
         tiles, scales = weights
-        return ternary.TernaryLinear(x, tiles, scales, out, bias, workspace=workspace, gated=bool(self.gated))
-
-    def launch_workspace(self, rows: int, multiprocessors: int) -> int:
-        """As the kernels' contract cuts it."""
-        return ternary.LinearPlan.of(
-            rows=rows,
-            outputs=self.outputs_of_row,
-            inputs=self.inputs_of_row,
-            multiprocessors=multiprocessors,
-        ).workspace_bytes
+        return ternary_contract.TernaryLinear(
+            x, tiles, scales, out, bias, workspace=workspace, gated=bool(self.gated)
+        )

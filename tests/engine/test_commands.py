@@ -93,7 +93,7 @@ def test_the_models_of_a_configuration_that_run_on_tensorrt_are_built(
     assert code == ExitCode.DONE
     (engine,) = json.loads(out)["engines"]
     assert (engine["model"], engine["key"]["dtype"]) == ("first", "float16")
-    assert "tokens=(1, 129, 129)" in engine["key"]["shapes"]
+    assert "tokens=(1, 144, 144)" in engine["key"]["shapes"]
 
     code, _, err = edgectl("build", "--config", tmp_path / "edged.yaml", "-t", "sm120", "-m", "second")
     assert code == ExitCode.FILE

@@ -26,6 +26,8 @@ from plugins_trt.tensorrt.linear_plugins import (
     W4A16LinearOperator,
 )
 from plugins_trt.tensorrt.operator import PluginError
+from plugins_trt.ternary_linear.contract import LinearPlan as TernaryPlan
+from plugins_trt.w4a16_linear.contract import LinearPlan as W4A16Plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,6 +136,12 @@ def test_gated_nodes_give_half_as_many_outputs(
     assert (product.gated, product.out.shape, product.bias) == (True, (3, 256), None)
 
 
+def needed_workspace(operator: PackedLinearOperator, rows: int, device: int) -> int:
+    of = TernaryPlan.of if isinstance(operator, TernaryLinearOperator) else W4A16Plan.of
+    outputs, inputs = operator.outputs_of_row, operator.inputs_of_row
+    return of(rows=rows, outputs=outputs, inputs=inputs, multiprocessors=device).workspace_bytes
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(6144, 4096), (4096, 16384), (512, 256)])
 def test_the_workspace_is_enough_on_every_device_for_every_number_of_rows(
@@ -146,11 +154,11 @@ def test_the_workspace_is_enough_on_every_device_for_every_number_of_rows(
     rows = random.integers(1, kind.LAUNCH_ROWS + 1, 300)
     devices = random.integers(1, MULTIPROCESSORS + 1, 300)
     needed = [
-        operator.launch_workspace(int(row), int(device)) for row, device in zip(rows, devices, strict=True)
+        needed_workspace(operator, int(row), int(device)) for row, device in zip(rows, devices, strict=True)
     ]
     assert 0 < max(needed) <= planned if shape[1] > 4096 else max(needed) <= planned
     for row, device in zip(rows[:50], devices[:50], strict=True):
-        assert operator.launch_workspace(int(row), int(device)) <= operator.workspace_bytes({"M": int(row)})
+        assert needed_workspace(operator, int(row), int(device)) <= operator.workspace_bytes({"M": int(row)})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -255,7 +263,7 @@ def test_a_null_workspace_is_refused_by_the_kernels_contract(trt: Any, plugin_cl
         None,
         DeviceArray(0, "uint8", (operator.workspace_bytes({"M": 64}),)),
     )
-    assert operator.launch_workspace(64, 132) > 0
+    assert needed_workspace(operator, 64, 132) > 0
     with pytest.raises(LaunchError, match="workspace: pointer 0x0"):
         product.plan(132)
 
