@@ -19,9 +19,10 @@ from edged.checkpoint.packed import (
     Expected,
     PackedModule,
     PackedTile,
+    interleave,
     read_scales,
     read_slabs,
-    spread,
+    turn_numbers,
 )
 from edged.errors import CheckpointError
 
@@ -98,10 +99,11 @@ def _tiles(files: WeightFiles, name: str, shape: Shape) -> Iterator[PackedTile]:
     """
     runs = shape.outputs // (4 * TILE)
     for row, slab in read_slabs(files, name):  # [some 16 inputs, 2 N]
-        even, odd = spread(slab)
-        octets = odd << np.uint8(4)
-        octets |= even
-        # [16 inputs, 64 outputs, output in eight, r, tile, half of a tile's outputs, half of its inputs]
-        held = octets.reshape(len(slab), runs, 8, 4, 4, 2, 2)
-        packed = held.transpose(1, 4, 5, 2, 0, 6, 3).reshape(shape.outputs, 8 * len(slab)).view(np.uint32)
-        yield PackedTile(0, 2 * row, packed)
+        # [16 inputs, 64 outputs, output in eight, r, tile] words of [half of a tile's outputs, half of its inputs] octets
+        held = interleave(slab).reshape(len(slab), runs, 8, 4, 4)
+        # From a word an r to a word a pair of halves, of four r: the outputs of eight, then tiles, then 16 inputs.
+        turned = turn_numbers(np.array(held.transpose(3, 1, 4, 2, 0), order="C"), bits=8)
+        packed = np.empty((runs, 4, 2, 8, len(slab), 2), np.uint32)
+        for octet in range(4):
+            packed[:, :, octet // 2, :, :, octet % 2] = turned[octet]
+        yield PackedTile(0, 2 * row, packed.reshape(shape.outputs, 2 * len(slab)))

@@ -104,27 +104,23 @@ def unpack_words(words: npt.NDArray[Any]) -> UInt8:
     return numbers
 
 
-def spread(words: UInt32) -> tuple[UInt8, UInt8]:
-    """The lower four and the higher four 4-bit numbers of each word, an octet each: ``[..]`` to twice ``[.., 4]``."""
-    halves = [words & np.uint32(0xFFFF), words >> np.uint32(16)]
-    for numbers in halves:
-        np.bitwise_or(numbers, numbers << np.uint32(8), out=numbers)
-        np.bitwise_and(numbers, np.uint32(0x00FF00FF), out=numbers)
-        np.bitwise_or(numbers, numbers << np.uint32(4), out=numbers)
-        np.bitwise_and(numbers, np.uint32(0x0F0F0F0F), out=numbers)
-    lower, higher = (numbers.view(np.uint8).reshape(*words.shape, 4) for numbers in halves)
-    return lower, higher
+_SWAPS = {
+    4: ((4, 0x0000FFFF), (2, 0x00FF00FF), (1, 0x0F0F0F0F)),
+    8: ((2, 0x0000FFFF), (1, 0x00FF00FF)),
+}
+"""By the bits of a number: distances of words that exchange halves, and masks of the lower ones."""
 
 
-_SWAPS = ((4, 0x0000FFFF), (2, 0x00FF00FF), (1, 0x0F0F0F0F))
-"""Distances of words that exchange halves, and masks of the lower ones."""
+def turn_numbers(words: UInt32, bits: int = 4) -> UInt32:
+    """Number j of word i becomes number i of word j, of as many words as a word has numbers.
 
-
-def turn_numbers(words: UInt32) -> UInt32:
-    """4-bit number j of word i becomes number i of word j: ``[8, ..]``, overwritten and returned."""
-    for distance, mask in _SWAPS:
-        shift = np.uint32(4 * distance)
-        for first in range(8):
+    Args:
+        words: ``[32 / bits, ..]``, overwritten and returned.
+        bits: Of a number, 4 or 8.
+    """
+    for distance, mask in _SWAPS[bits]:
+        shift = np.uint32(bits * distance)
+        for first in range(len(words)):
             if first & distance:
                 continue
             low, high = words[first], words[first + distance]
@@ -134,6 +130,18 @@ def turn_numbers(words: UInt32) -> UInt32:
             high ^= swapped
             swapped <<= shift
             low ^= swapped
+    return words
+
+
+def interleave(words: UInt32) -> UInt32:
+    """The 4-bit numbers 0 4 1 5 2 6 3 7 of each word, from the lowest bits on; overwritten and returned."""
+    for shift, mask in ((8, 0x0000FF00), (4, 0x00F000F0)):
+        swapped = words >> np.uint32(shift)
+        swapped ^= words
+        swapped &= np.uint32(mask)
+        words ^= swapped
+        swapped <<= np.uint32(shift)
+        words ^= swapped
     return words
 
 
