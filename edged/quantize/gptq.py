@@ -6,8 +6,8 @@ the end is ``sum((w - q)² / U[i, i]²)``: that is what scales are chosen for.
 
 P-GPTQ (arXiv 2506.07900) leaves the first positions out of H. Channels that they alone use then look unused: their weights,
 which make the massive activations of attention sinks, would be cut off for finer steps of their group (by half, in one
-layer of SmolLM2-135M, and attention with them). So what the first positions bring is kept on the diagonal, up to its mean:
-enough to hold a channel's own weights, too little to hide others.
+layer of SmolLM2-135M, and attention with them). So what the first positions bring is kept on the diagonal, up to a few times
+its mean: enough to hold a channel's own weights, too little to hide others.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 BLOCK = 128
 """Columns after which all later ones are moved together."""
 _MOST_DAMPING = 1.0
+_KEPT = 4.0
+"""Most that is kept of a channel at the positions left out, in parts of the diagonal's mean (docs/quantization.md)."""
 _SOURCE = "download or convert the source again (bfloat16 or float32 hold what float16 cannot)"
 
 
@@ -92,7 +94,7 @@ def quantize_weight(
         result = _round(weight, group, symmetric=recipe.symmetric)
     else:
         if left_out is not None:
-            hessian.diagonal().add_(torch.minimum(left_out, hessian.diagonal().mean()))
+            hessian.diagonal().add_(torch.minimum(left_out, _KEPT * hessian.diagonal().mean()))
         result = _solve(weight, hessian, group, recipe, where)
     if not bool(result.grid.scales.isfinite().all()):
         raise CheckpointError(
