@@ -46,6 +46,12 @@ def executor(request, folder):
     return load(folder, **SETTINGS, **({"attention": FEW} if request.param == "sparse" else {}))
 
 
+@pytest.fixture(scope="module", params=["int8", "fp8"])
+def quantized(request, folder):
+    """Keys and values in eight bits, with scales that must move with them."""
+    return load(folder, **SETTINGS, attention=FEW, kv_dtype=request.param)
+
+
 def random_tree(random, nodes):
     """Parents of a tree, often with long paths."""
     return [-1] + [
@@ -179,6 +185,34 @@ def test_the_accepted_path_stays_and_nothing_else(executor, nodes):
     assert accepted > 0 or nodes == 1
     for sequence in sequences:
         check_compressed_keys(executor, sequence)
+
+
+def test_keys_in_eight_bits_move_with_their_scales(quantized):
+    random = np.random.default_rng(4)
+    prompt = random.integers(0, VOCABULARY, 290).tolist()
+    runner, count = Runner(quantized), 20
+    (truth,) = runner.generate([runner.sequence(prompt)], count)
+    _, (sequence,) = scattered(quantized, [prompt])
+    answer, accepted = [truth[0]], 0
+    while len(answer) < count:
+        depth = min(5, count - len(answer))
+        spine = truth[len(answer) : len(answer) + depth]
+        # A wrong sibling before each right node, so that everything accepted has to move.
+        tokens, parents, at = [answer[-1]], [-1], 0
+        for token in spine:
+            tokens += [(token + 1) % VOCABULARY, token]
+            parents += [at, at]
+            at = len(tokens) - 1
+        drawn = quantized.step(tree_batch([(sequence, tokens, parents)]))
+        path = [0]
+        for node in range(1, len(tokens)):
+            if parents[node] == path[-1] and tokens[node] == drawn[path[-1]]:
+                path.append(node)
+        answer += [int(drawn[node]) for node in path]
+        sequence.stored += len(path)
+        accepted += len(path) - 1
+    assert answer[:count] == truth
+    assert accepted >= count // 2
 
 
 def test_trees_share_a_step_with_prompts_and_decoding(executor):
