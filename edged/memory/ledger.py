@@ -390,6 +390,8 @@ def _advice(plans: dict[str, ModelPlan], left: int) -> str:
             alone = largest_context_length(replace(plan, max_sequences=1), room)
             if alone is not None and alone > (context or 0):
                 ways.append(f"max_sequences of 1 and context_length of at most {alone}")
+        if ways and plan.quantized_kv is None and model_bytes(replace(plan, kv_dtype="int8")) <= room:
+            ways.append("kv_dtype: int8")
         if ways:
             subject = f"model {name}" if len(plans) > 1 else "it"
             offers.append(f"{subject} would fit with {' or '.join(ways)}")
