@@ -21,13 +21,15 @@ MAX_ROWS = 64
 """Rows of x of one launch."""
 
 FEW_ROWS = 16
-"""Up to here the weights stream past x; from here on, x is shared by the warps of a thread block."""
-
-BLOCK_TILES = 8
-"""Tiles of a thread block that shares x."""
+"""Up to here a multiprocessor's thread blocks take all inputs of their outputs; beyond, shares of them where outputs are few."""
 
 _MAX_SPLITS = 8
-_SPLIT_STEPS = 16  # of a share of the inputs, at least
+_SPLIT_STEPS = 8  # of a share of the inputs, at least
+
+
+def tiles_of_block(rows: int) -> int:
+    """Tiles that a thread block that shares x takes at most."""
+    return 8 if rows <= FEW_ROWS else 16
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,11 @@ class LinearPlan:
         tiles = tiles_of(outputs)
         splits = 1
         if rows > FEW_ROWS:
-            blocks = ceil_div(tiles, BLOCK_TILES)
-            splits = max(1, min(multiprocessors // blocks, _MAX_SPLITS, inputs // STEP // _SPLIT_STEPS))
+            blocks = ceil_div(tiles, tiles_of_block(rows))
+            while 2 * splits <= _MAX_SPLITS and 2 * splits * blocks <= multiprocessors:
+                splits *= 2
+            while splits > 1 and inputs // STEP // splits < _SPLIT_STEPS:
+                splits //= 2
         size = round_up(splits * rows * tiles * TILE * 4, 256) if splits > 1 else 0
         return cls(splits, size)
 

@@ -1,164 +1,214 @@
-// The product of up to 16 rows of x with 4-bit weights: the weights stream once through shared memory to mma.sync.
+// The product of up to 16 rows of x with 4-bit weights, where a thread block has few outputs.
 //
-// A thread block takes one tile of 16 outputs at a time; each of its warps takes an eighth of the inputs, and the warps'
-// sums are added at the end of the tile in a fixed order. Every thread copies just what it will multiply itself, so its
-// ring needs no barrier: the copies run on across tiles, which keeps the memory busy. Numbers less their zero point are
-// exact in 16 bits; the scale multiplies the fp32 sums of a step. Weights do not depend on the launch before: their
-// copies begin before its end.
+// A thread block takes a range of tiles of 16 outputs, kTiles at a time; each of its warps takes an eighth of the inputs,
+// and the warps' sums are added in a fixed order. What a warp reads it copied itself, x too, so that its ring needs no
+// barrier; the copies run on across tiles, which keeps the memory busy. Weights do not depend on the launch before: their
+// copies begin before its end, and the ring is so small that the thread blocks of two launches have room beside each other.
+//
+// There is one thread block a multiprocessor, with work for all: those of the next launch, which start while these run,
+// then find the same room everywhere and do not end up two and two.
 #include "w4a16_linear/weights.cuh"
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
-constexpr int kStages = 4;
-constexpr int kInputs = 2 * kStep;         // of a round, two steps
-constexpr u32 kWordBytes = kThreads * 16;  // of a step
-constexpr u32 kStageBytes = 2 * kWordBytes + kThreads * 16;
+constexpr int kWarps = 8;
+constexpr int kThreads = 32 * kWarps;
 
-// Where the next copies of one thread come from, round after round, tile after tile.
-struct Source {
-    const uint4* words;
-    const uint2* groups;
-    int tile;
-    int round;  // of the warp's share
-
-    __device__ __forceinline__ void seek(const Linear& args, int begin) {
-        int lane = threadIdx.x & 31;
-        words = args.tiles + ((i64)tile * args.steps + 2 * begin) * 32 + lane;
-        int count = args.steps >> args.group_shift;
-        groups = args.groups + ((i64)tile * count + (2 * begin >> args.group_shift)) * 8 + (lane >> 2);
-    }
+// kRows of x, 1 or a multiple of 8.
+template <int kRows, int kTiles, int kStages, bool kFine>
+struct Shape {
+    static constexpr int kColumns = kRows > 8 ? kRows / 8 : 1;             // of eight rows each, of an mma
+    static constexpr u32 kWordBytes = kTiles * 1024;                       // of a round of two steps
+    static constexpr u32 kGroupBytes = kTiles * 64 * (kFine ? 2 : 1);      // (a group is one step or two)
+    static constexpr u32 kStageBytes = kWordBytes + kGroupBytes + kRows * 256;
+    static constexpr u32 kRingBytes = kStages * kStageBytes;               // of a warp
+    static constexpr int kOutputs = kTiles * kTile;
+    static constexpr int kSumStride = kOutputs + 4;
 };
 
-// A thread's inputs of a round: of row g of each tile of eight rows, sixteen of each step.
-template <int kTiles>
-struct Inputs {
-    uint4 of[kTiles][2][2];
-};
-
-template <typename T, int kTiles, bool kGated>
+template <typename T, int kRows, int kTiles, int kStages, bool kGated, bool kFine>
 __device__ __forceinline__ void few(const Linear& args) {
-    extern __shared__ __align__(16) unsigned char ring[];  // [kStages] of [2, kThreads] uint4 and [kThreads, 2] uint2
-    __shared__ float sums[2][kWarps][8 * kTiles][kTile];
+    using S = Shape<kRows, kTiles, kStages, kFine>;
+    constexpr int kColumns = S::kColumns;
+    extern __shared__ __align__(1024) unsigned char memory[];  // rings, then the warps' sums
     int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     int g = lane >> 2, t = lane & 3;
     int rounds = ceil_div(args.steps, 2);
     int begin = rounds * warp / kWarps, count = rounds * (warp + 1) / kWarps - begin;
-    // Of an odd number of steps the last round has one.
-    int half_round = args.steps % 2 != 0 && begin + count == rounds ? count - 1 : -1;
-    int groups_ahead = args.group_shift == 0 ? 8 : 0;        // from a step's groups to the next one's
-    int groups_a_round = args.group_shift == 0 ? 16 : 8;
+    u32 base = shared_address(memory) + warp * S::kRingBytes;
+    int units = ceil_div(args.tile_count, args.unit);
+    int first = args.unit * (int)((i64)units * blockIdx.x / gridDim.x);
+    int last = min_int(args.unit * (int)((i64)units * (blockIdx.x + 1) / gridDim.x), args.tile_count);
 
-    u32 base = shared_address(ring);
-    Source next = {nullptr, nullptr, (int)blockIdx.x, 0};
-    next.seek(args, begin);
-    u32 filled = 0, used = 0;  // bytes into the ring
-    auto fill = [&] {
-        if (next.tile < args.tile_count && count > 0) {
-            u32 stage = base + filled;
-            bool whole = next.round != half_round;
-            copy_async(stage + threadIdx.x * 16, next.words);
-            copy_async(stage + kWordBytes + threadIdx.x * 16, whole ? next.words + 32 : next.words, whole);
-            copy_pair_async(stage + 2 * kWordBytes + threadIdx.x * 16, next.groups);
-            copy_pair_async(
-                stage + 2 * kWordBytes + threadIdx.x * 16 + 8, whole ? next.groups + groups_ahead : next.groups, whole);
-            next.words += 64;
-            next.groups += groups_a_round;
-            if (++next.round == count) {
-                next.round = 0;
-                next.tile += (int)gridDim.x;
-                next.seek(args, begin);
+    // The last turn begins earlier when fewer than kTiles are left; what was stored before is not stored again.
+    auto window_of = [&](int tile) { return max_int(min_int(tile, last - kTiles), 0); };
+    i64 tile_stride = args.tile_count < kTiles ? 0 : (i64)args.steps * 32;
+    int copied = first, window = window_of(first);
+    const uint4* words = args.tiles + window * tile_stride + begin * 64 + lane;
+    constexpr int kGroups = kFine ? 2 : 1;  // of a round
+    constexpr int kGroupLanes = 4 * kTiles * kGroups;
+    int group_count = kFine ? args.steps : args.steps >> 1;
+    int lane_tile = (lane >> 2) % kTiles, lane_group = (lane >> 2) / kTiles;  // (first groups of all tiles, then second ones)
+    const uint4* groups = reinterpret_cast<const uint4*>(args.groups) +
+                          ((i64)(args.tile_count < kTiles ? 0 : window + lane_tile) * group_count + begin * kGroups + lane_group) * 4 +
+                          (lane & 3);
+    int left = last > first ? count : 0, step = 2 * begin;
+    u32 filling = base;
+    auto copy_weights = [&] {
+        if (left > 0) {
+            bool whole = !kFine || step + 1 < args.steps;  // (of an odd number of steps the last round has one)
+#pragma unroll
+            for (int m = 0; m < kTiles; ++m) {
+                copy_async(filling + m * 1024 + lane * 16, words + m * tile_stride);
+                copy_async(filling + m * 1024 + 512 + lane * 16, words + m * tile_stride + 32, whole);
+            }
+            if (lane < kGroupLanes) copy_async(filling + S::kWordBytes + lane * 16, groups, lane_group == 0 || whole);
+            groups += 4 * kGroups;
+            words += 64;
+            if constexpr (kFine) step += 2;
+            if (--left == 0) {
+                copied += kTiles;
+                left = copied < last ? count : 0;
+                int to = window_of(copied);
+                words += (to - window) * tile_stride - (i64)count * 64;
+                groups += ((i64)(to - window) * group_count - count * kGroups) * 4;
+                window = to;
+                step = 2 * begin;
             }
         }
-        filled = filled == (kStages - 1) * kStageBytes ? 0 : filled + kStageBytes;
-        copy_commit();
     };
-#pragma unroll 1
-    for (int stage = 0; stage < kStages - 1; ++stage) fill();
-    wait_for_dependencies();
-
-    // x is asked for a round ahead. Rows behind the last are the last again: their products are not stored.
-    const uint4* x[kTiles];
+    const u16* rows = args.x + begin * (2 * kStep) + (lane & 15) * 8 + (lane >> 4) * args.x_stride;
+    int rows_left = count;
+    auto copy_rows = [&] {
+        bool valid = !kFine || (begin + count - rows_left) * (2 * kStep) + (lane & 15) * 8 < args.steps * kStep;
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-        const u16* row = args.x + (i64)min_int(8 * n + g, args.rows - 1) * args.x_stride;
-        x[n] = reinterpret_cast<const uint4*>(row + (i64)begin * kInputs + 16 * t);
+        for (int i = 0; i < (kRows + 1) / 2; ++i) {
+            int row = 2 * i + (lane >> 4);
+            if (row < kRows && row < args.rows)
+                copy_async(
+                    filling + S::kWordBytes + S::kGroupBytes + swizzled<2 * kStep>(row, lane & 15),
+                    rows + (i64)(2 * i) * args.x_stride, valid);
+        }
+        rows += 2 * kStep;
+        if (--rows_left == 0) rows_left = count, rows -= (i64)count * (2 * kStep);
+    };
+#pragma unroll
+    for (int i = 0; i < kStages - 1; ++i) {
+        copy_weights();
+        filling += S::kStageBytes;
     }
-    int asked = 0;
-    auto ask = [&](Inputs<kTiles>& inputs) {
-        // (Where there is no second step, its weights are zeros.)
-        int second = asked != half_round ? kStep / 8 : 0;
+    wait_for_dependencies();
+    launch_dependents();
+    filling = base;
+    if (count > 0) {
 #pragma unroll
-        for (int n = 0; n < kTiles; ++n) {
-            const uint4* from = x[n] + asked * (kInputs / 8);
-            inputs.of[n][0][0] = from[0], inputs.of[n][0][1] = from[1];
-            inputs.of[n][1][0] = from[second], inputs.of[n][1][1] = from[second + 1];
+        for (int i = 0; i < kStages - 1; ++i) {
+            copy_rows();
+            filling += S::kStageBytes;
+            copy_commit();  // (the first group has the weights of all)
         }
-        asked = asked + 1 < count ? asked + 1 : 0;
-    };
-    Inputs<kTiles> ahead;
-    if (count > 0) ask(ahead);
-    bool released = false;
-    int buffer = 0;
-    for (int tile = (int)blockIdx.x; tile < args.tile_count; tile += (int)gridDim.x, buffer ^= 1) {
-        float acc[kTiles][4] = {};
-        constexpr int kUnroll = kTiles == 1 ? 2 : 1;  // as registers allow: the next inputs need not be moved then
-#pragma unroll kUnroll
+    }
+
+    // Rows behind the last are what lies there: their products are not stored.
+    int held = g & (kRows - 1);
+    u32 own_row = S::kWordBytes + S::kGroupBytes + swizzled<2 * kStep>(held, 2 * t);
+    u32 current = 0;  // into the ring
+    const unsigned char* ring = memory + warp * S::kRingBytes;
+#pragma unroll 1
+    for (int tile = first; tile < last; tile += kTiles) {
+        float acc[kTiles][kColumns][4] = {};
+#pragma unroll 1
         for (int round = 0; round < count; ++round) {
-            Inputs<kTiles> inputs = ahead;
-            ask(ahead);
             copy_wait<kStages - 2>();
-            const unsigned char* stage = ring + used;
-            uint4 words[2];
-            words[0] = *reinterpret_cast<const uint4*>(stage + threadIdx.x * 16);
-            words[1] = *reinterpret_cast<const uint4*>(stage + kWordBytes + threadIdx.x * 16);
-            uint4 both = *reinterpret_cast<const uint4*>(stage + 2 * kWordBytes + threadIdx.x * 16);
-            used = used == (kStages - 1) * kStageBytes ? 0 : used + kStageBytes;
-            fill();
-            // The next launch has its turn when all weights of this one have been asked for.
-            if (!released && next.tile >= args.tile_count) {
-                released = true;
-                launch_dependents();
-            }
-            u32 groups[2][2] = {{both.x, both.y}, {both.z, both.w}};
+            __syncwarp();
+            copy_weights();
+            copy_rows();
+            copy_commit();
+            const unsigned char* stage = ring + current;
+            filling = base + current;
+            current = current == (kStages - 1) * S::kStageBytes ? 0 : current + S::kStageBytes;
+            float part[kTiles][kColumns][4], sums[kColumns][4];
+            u32 group[kTiles][2];
+            constexpr int kUnroll = kFine ? 1 : 2;  // as registers allow
+#pragma unroll kUnroll
+            for (int s = 0; s < 2; ++s) {
+                if (s == 0 || kFine) {
 #pragma unroll
-            for (int step = 0; step < 2; ++step) {
-                u32 zero[2] = {
-                    Nibbles<T>::negative_zero(groups[step][0]), Nibbles<T>::negative_zero(groups[step][1])};
-                float part[kTiles][4];
-#pragma unroll
-                for (int s = 0; s < 4; ++s) {
-                    u32 a[4];
-                    weights_of_part<T>(a, words[step], s, zero);
-#pragma unroll
-                    for (int n = 0; n < kTiles; ++n) {
-                        const uint4& four = inputs.of[n][step][s / 2];
-                        u32 b0 = s % 2 == 0 ? four.x : four.z, b1 = s % 2 == 0 ? four.y : four.w;
-                        if (s == 0) T::mma_first(part[n], a[0], a[1], a[2], a[3], b0, b1);
-                        else T::mma(part[n], a[0], a[1], a[2], a[3], b0, b1);
+                    for (int m = 0; m < kTiles; ++m) {
+                        uint2 two = *reinterpret_cast<const uint2*>(stage + S::kWordBytes + (s * kTiles + m) * 64 + g * 8);
+                        group[m][0] = two.x, group[m][1] = two.y;
                     }
                 }
-                float scale[2] = {scale_of(groups[step][0]), scale_of(groups[step][1])};
+                // Sums of the inputs of a group, of rows 2 t and 2 t + 1: products with ones.
+                constexpr u32 one = Nibbles<T>::kOnes;
+                uint4 b[kColumns][2];
 #pragma unroll
-                for (int n = 0; n < kTiles; ++n)
+                for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) acc[n][i] = fmaf(part[n][i], scale[i / 2], acc[n][i]);
+                    for (int h = 0; h < 2; ++h)
+                        b[n][h] = *reinterpret_cast<const uint4*>(stage + (own_row ^ (h << 4)) + s * (2 * kStep) + n * (8 * 256));
+                    if (s == 0 || kFine) T::mma_first(sums[n], one, one, one, one, b[n][0].x, b[n][0].y);
+                    else T::mma(sums[n], one, one, one, one, b[n][0].x, b[n][0].y);
+                    T::mma(sums[n], one, one, one, one, b[n][0].z, b[n][0].w);
+                    T::mma(sums[n], one, one, one, one, b[n][1].x, b[n][1].y);
+                    T::mma(sums[n], one, one, one, one, b[n][1].z, b[n][1].w);
+                }
+#pragma unroll
+                for (int m = 0; m < kTiles; ++m) {
+                    uint4 four = *reinterpret_cast<const uint4*>(stage + m * 1024 + s * 512 + lane * 16);
+#pragma unroll
+                    for (int h = 0; h < 2; ++h) {
+                        u32 low[4], high[4];  // of outputs g and g + 8
+                        Nibbles<T>::pairs(low, h == 0 ? four.x : four.y);
+                        Nibbles<T>::pairs(high, h == 0 ? four.z : four.w);
+#pragma unroll
+                        for (int n = 0; n < kColumns; ++n) {
+                            if (h == 0 && (s == 0 || kFine))
+                                T::mma_first(part[m][n], low[0], high[0], low[1], high[1], b[n][h].x, b[n][h].y);
+                            else T::mma(part[m][n], low[0], high[0], low[1], high[1], b[n][h].x, b[n][h].y);
+                            T::mma(part[m][n], low[2], high[2], low[3], high[3], b[n][h].z, b[n][h].w);
+                        }
+                    }
+                }
+                if (s == 1 || kFine) {
+#pragma unroll
+                    for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+                        for (int i = 0; i < 2; ++i) {
+                            float scale = scale_of(group[m][i]), offset = -Nibbles<T>::offset(group[m][i]);
+#pragma unroll
+                            for (int n = 0; n < kColumns; ++n)
+#pragma unroll
+                                for (int c = 2 * i; c < 2 * i + 2; ++c)
+                                    acc[m][n][c] = fmaf(scale, fmaf(offset, sums[n][c & 1], part[m][n][c]), acc[m][n][c]);
+                        }
+                }
             }
         }
-        // acc: outputs g and g + 8 of rows 8n + 2t and 8n + 2t + 1
+        // acc: outputs g and g + 8 of rows 8 n + 2 t and 8 n + 2 t + 1
+        float* totals = reinterpret_cast<float*>(memory + kWarps * S::kRingBytes);  // [kWarps, kRows, kSumStride]
+        if (tile > first) __syncthreads();  // what lies there has been added up
 #pragma unroll
-        for (int n = 0; n < kTiles; ++n) {
+        for (int m = 0; m < kTiles; ++m)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) sums[buffer][warp][8 * n + 2 * t + (i & 1)][g + kHalf * (i >> 1)] = acc[n][i];
-        }
-        __syncthreads();  // the next tile writes the other buffer, so one barrier is enough
-        int m = threadIdx.x % kTile, row = threadIdx.x / kTile;
-        int output = kGated ? tile * kHalf + m : tile * kTile + m;
-        if (row < 8 * kTiles && row < args.rows && output < args.outputs && (!kGated || m < kHalf)) {
+            for (int n = 0; n < kColumns; ++n)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    int row = 8 * n + 2 * t + (i & 1);
+                    if (row < kRows) totals[(warp * kRows + row) * S::kSumStride + m * kTile + g + kHalf * (i >> 1)] = acc[m][n][i];
+                }
+        __syncthreads();
+        constexpr int kOfTile = kGated ? kHalf : kTile;  // columns of out
+        constexpr int kWidth = kTiles * kOfTile;
+        int from = window_of(tile);
+        for (int i = threadIdx.x; i < args.rows * kWidth; i += kThreads) {
+            int row = i / kWidth, column = i % kWidth;
+            int output = from * kOfTile + column, of_tile = from + column / kOfTile;
+            if (of_tile < tile || of_tile >= last || output >= args.outputs) continue;
+            int at = kGated ? column / kHalf * kTile + column % kHalf : column;
             float sum = 0.0f, up = 0.0f;
 #pragma unroll
-            for (int w = 0; w < kWarps; ++w) {
-                sum += sums[buffer][w][row][m];
-                if constexpr (kGated) up += sums[buffer][w][row][m + kHalf];
+            for (int k = 0; k < kWarps; ++k) {
+                sum += totals[(k * kRows + row) * S::kSumStride + at];
+                if constexpr (kGated) up += totals[(k * kRows + row) * S::kSumStride + at + kHalf];
             }
             store_output<T, kGated>(args, row, output, sum, up);
         }
@@ -166,15 +216,30 @@ __device__ __forceinline__ void few(const Linear& args) {
     copy_wait<0>();
 }
 
-#define FEW(type, suffix, tiles)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(kThreads, 2) w4a16_few_##suffix##_n##tiles(const Linear args) {   \
-        few<type, tiles / 8, false>(args);                                                                         \
-    }                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(kThreads, 2) w4a16_gated_few_##suffix##_n##tiles(const Linear args) { \
-        few<type, tiles / 8, true>(args);                                                                          \
-    }
+template <typename T, int kRows, int kTiles, int kStages, bool kGated>
+__device__ __forceinline__ void few_of(const Linear& args) {
+    if (args.group_shift == 0) few<T, kRows, kTiles, kStages, kGated, true>(args);
+    else few<T, kRows, kTiles, kStages, kGated, false>(args);
+}
 
-FEW(F16, f16, 8)
-FEW(F16, f16, 16)
-FEW(BF16, bf16, 8)
-FEW(BF16, bf16, 16)
+#define KERNEL(name, blocks, ...)                                                                    \
+    extern "C" __global__ void __launch_bounds__(kThreads, blocks) name(const Linear args) {          \
+        __VA_ARGS__(args);                                                                           \
+    }
+// Rows of x, tiles of a turn, stages of the ring, thread blocks that find room.
+#define FEW(type, suffix, rows, tiles, stages, blocks)                                                                \
+    KERNEL(w4a16_few_##suffix##_n##rows##_t##tiles##_s##stages, blocks, few_of<type, rows, tiles, stages, false>)     \
+    KERNEL(w4a16_gated_few_##suffix##_n##rows##_t##tiles##_s##stages, blocks, few_of<type, rows, tiles, stages, true>)
+#define FEW_OF(type, suffix)        \
+    FEW(type, suffix, 1, 2, 6, 2)   \
+    FEW(type, suffix, 1, 2, 5, 2)   \
+    FEW(type, suffix, 1, 3, 3, 2)   \
+    FEW(type, suffix, 1, 4, 3, 2)   \
+    FEW(type, suffix, 8, 2, 3, 2)   \
+    FEW(type, suffix, 8, 2, 2, 2)   \
+    FEW(type, suffix, 16, 3, 2, 1)  \
+    FEW(type, suffix, 16, 2, 2, 2)  \
+    FEW(type, suffix, 16, 1, 2, 2)
+
+FEW_OF(F16, f16)
+FEW_OF(BF16, bf16)

@@ -1,27 +1,84 @@
-"""Launches `w4a16_linear` on raw pointers: one kernel for up to 16 rows, one or two for more."""
+"""Launches `w4a16_linear` on raw pointers: one kernel and, with shares of the inputs and no clusters, one to add them up."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from plugins_trt.contract import KERNEL_DTYPES, ceil_div
-from plugins_trt.w4a16_linear.contract import BLOCK_TILES, FEW_ROWS
-from plugins_trt.w4a16_linear.layout import STEP
+from plugins_trt.registry import KernelsError
+from plugins_trt.w4a16_linear.contract import FEW_ROWS, LinearPlan, tiles_of_block
+from plugins_trt.w4a16_linear.layout import STEP, TILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from plugins_trt.w4a16_linear.contract import LinearPlan, W4A16Linear
+    from plugins_trt.w4a16_linear.contract import W4A16Linear
 
-_FORMAT = "PPPPPPPqiiiiii"
-_THREADS = 256
-_FEW_BYTES = 4 * _THREADS * (32 + 16)  # stages of words and of scales
-_FEW_STATIC = 2 * 8 * FEW_ROWS * 16 * 4
-_RESERVED = 1024  # of each thread block, by the system
-_MANY_BYTES = {
-    32: 4 * (32 * 256 + _THREADS * (32 + 16)),  # stages of x, words and scales
-    64: 3 * (64 * 256 + _THREADS * (32 + 16)),
-}
+_FORMAT = "PPPPPPPqiiiiiiii"
+_REDUCERS = 256
+_FEW_WARPS = 8
+_FEW_TILES = 4
+"""Tiles of a multiprocessor: for more, thread blocks share x or, of one row, two of them are there at a time."""
+_LONG_STEPS = 128
+"""Steps of the inputs from which on a second thread block on a multiprocessor, by chance, costs more than an early start gains."""
+
+
+@dataclass(frozen=True)
+class Few:
+    """A kernel of few.cu: what its warps take, in its macro's order."""
+
+    rows: int
+    tiles: int
+    stages: int
+
+    @property
+    def name(self) -> str:
+        """The end of the kernel's name."""
+        return f"n{self.rows}_t{self.tiles}_s{self.stages}"
+
+    def shared_bytes(self, group: int) -> int:
+        """Dynamic shared memory: rings and sums."""
+        stage = self.tiles * 1024 + self.tiles * 64 * (128 // group) + self.rows * 256
+        sums = self.rows * (self.tiles * TILE + 4) * 4
+        return _FEW_WARPS * (self.stages * stage + sums)
+
+
+@dataclass(frozen=True)
+class Many:
+    """A kernel of many.cu: what its warps take, in its macro's order."""
+
+    rows: int
+    along_outputs: int
+    along_inputs: int
+    steps: int
+    stages: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a thread block."""
+        return 32 * self.along_outputs * self.along_inputs
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: the ring."""
+        inputs = STEP * self.steps * self.along_inputs
+        words = self.along_outputs * self.along_inputs * 2 * self.steps * (512 + 64)
+        return self.stages * (self.rows * inputs * 2 + words)
+
+
+FEW = (
+    Few(1, 2, 6),
+    Few(1, 2, 5),
+    Few(1, 3, 3),
+    Few(1, 4, 3),
+    Few(8, 2, 3),
+    Few(8, 2, 2),
+    Few(16, 3, 2),
+    Few(16, 2, 2),
+    Few(16, 1, 2),
+)
+MANY = (Many(8, 4, 2, 2, 4), Many(16, 4, 2, 2, 3), Many(32, 8, 1, 2, 3), Many(64, 8, 1, 2, 2))
 
 
 class W4A16Multiplier:
@@ -39,9 +96,8 @@ class W4A16Multiplier:
             dtype: "float16" or "bfloat16".
         """
         self.multiprocessors = multiprocessors
-        blocks = shared_bytes // (_FEW_BYTES + _FEW_STATIC + _RESERVED)
-        self._few_blocks = multiprocessors * max(1, min(2, blocks))
         suffix = KERNEL_DTYPES[dtype]
+        self._shared = shared_bytes
 
         def find(name: str, shared: int) -> Any:  # noqa: ANN401 -- a kernel
             return function(name, shared).prepare(_FORMAT, overlaps=True)
@@ -49,11 +105,16 @@ class W4A16Multiplier:
         self._few, self._many, self._reduce = {}, {}, {}
         for gated in (False, True):
             name = "w4a16_gated" if gated else "w4a16"
-            for rows in (8, 16):
-                self._few[rows, gated] = find(f"{name}_few_{suffix}_n{rows}", _FEW_BYTES)
-            for rows, shared in _MANY_BYTES.items():
-                self._many[rows, gated] = find(f"{name}_many_{suffix}_n{rows}", shared)
+            for few in FEW:
+                # (Where the scales of groups of 64 are too many, those of 128 may have room.)
+                sizes = [size for size in map(few.shared_bytes, (64, 128)) if size <= shared_bytes]
+                if sizes:
+                    kernel = find(f"{name}_few_{suffix}_{few.name}", sizes[0])
+                    self._few[few, gated] = kernel
+            for many in MANY:
+                self._many[many, gated] = find(f"{name}_many_{suffix}_n{many.rows}", many.shared_bytes)
             self._reduce[gated] = find(f"{name}_reduce_{suffix}", 0)
+        self._has_clusters = _has(function, "w4a16_in_clusters") and self._reduce[False].overlaps
 
     def __call__(self, args: W4A16Linear, stream: Any = None) -> None:  # noqa: ANN401 -- PyCUDA is untyped
         """Enqueues one product.
@@ -62,24 +123,74 @@ class W4A16Multiplier:
             LaunchError: naming the argument, before anything runs.
         """
         plan = args.plan(self.multiprocessors)
-        packed, block = _pack(args, plan), (_THREADS, 1, 1)
-        tiles = args.tiles.shape[0]
-        if args.rows <= FEW_ROWS:
-            kernel = self._few[8 if args.rows <= 8 else 16, args.gated]
-            # As many thread blocks as there are rounds of tiles for all of them.
-            blocks = ceil_div(tiles, ceil_div(tiles, self._few_blocks))
-            kernel.prepared_async_call((blocks, 1, 1), block, stream, *packed, shared_size=_FEW_BYTES)
+        few = self.few_of(args)
+        if few is not None:
+            kind, blocks, unit = few
+            self._few[kind, args.gated].prepared_async_call(
+                (blocks, 1, 1),
+                (32 * _FEW_WARPS, 1, 1),
+                stream,
+                *pack(args, plan, unit=unit),
+                shared_size=kind.shared_bytes(args.group),
+            )
             return
-        rows = 32 if args.rows <= 32 else 64
-        grid = (ceil_div(tiles, BLOCK_TILES), plan.splits, 1)
-        kernel = self._many[rows, args.gated]
-        kernel.prepared_async_call(grid, block, stream, *packed, shared_size=_MANY_BYTES[rows])
+        many = next(each for each in MANY if args.rows <= each.rows)
+        packed = pack(args, plan)
+        cluster = plan.splits if self._has_clusters else 1
+        self._many[many, args.gated].prepared_async_call(
+            (self.ranges_of(args, plan), plan.splits, 1),
+            (many.threads, 1, 1),
+            stream,
+            *packed,
+            shared_size=many.shared_bytes,
+            cluster=(1, cluster, 1),
+        )
+        if plan.splits > cluster:
+            grid = (ceil_div(args.out.shape[1], _REDUCERS), args.rows, 1)
+            self._reduce[args.gated].prepared_async_call(grid, (_REDUCERS, 1, 1), stream, *packed)
+
+    def few_of(self, args: W4A16Linear) -> tuple[Few, int, int] | None:
+        """The kernel of few.cu that takes a product, its thread blocks, and the tiles that one takes together."""
+        tiles, rows = args.tiles.shape[0], args.rows
+        each = ceil_div(tiles, self.multiprocessors)
+        many = each > _FEW_TILES
+        if rows > FEW_ROWS or (many and rows > 1):
+            return None
+        # One turn for all tiles; a ring of six stages leaves no room for a second thread block of its kind.
+        stages = 6 if args.inputs // STEP >= _LONG_STEPS else 5
+        wanted = (each, stages) if each <= 2 else (each, 3)
+        fitting = [kind for kind in FEW if kind.rows >= rows and self._fits(kind, args)]
+        fitting = [kind for kind in fitting if kind.rows == min(other.rows for other in fitting)]
+        if not fitting or fitting[0].rows > FEW_ROWS:
+            return None
+        if many and self._fits(FEW[3], args):
+            # Two thread blocks a multiprocessor leave no room for those of the next launch, and hide more.
+            return FEW[3], min(2 * self.multiprocessors, ceil_div(tiles, FEW[3].tiles)), FEW[3].tiles
+        kind = min(
+            fitting, key=lambda kind: (abs(kind.tiles - max(2, wanted[0])), abs(kind.stages - wanted[1]))
+        )
+        return kind, min(tiles, self.multiprocessors), 1
+
+    def ranges_of(self, args: W4A16Linear, plan: LinearPlan) -> int:
+        """Thread blocks, or clusters of them, that share the tiles out: as many rounds of all multiprocessors as it takes."""
+        tiles, most = args.tiles.shape[0], tiles_of_block(args.rows)
         if plan.splits > 1:
-            grid = (ceil_div(args.out.shape[1], _THREADS), args.rows, 1)
-            self._reduce[args.gated].prepared_async_call(grid, block, stream, *packed)
+            return ceil_div(tiles, most)
+        return min(ceil_div(tiles, most * self.multiprocessors) * self.multiprocessors, tiles)
+
+    def _fits(self, kind: Few, args: W4A16Linear) -> bool:
+        return kind.shared_bytes(args.group) <= self._shared
 
 
-def _pack(args: W4A16Linear, plan: LinearPlan) -> tuple[int, ...]:
+def _has(function: Callable[[str, int], Any], name: str) -> bool:
+    try:
+        function(name, 0)
+    except KernelsError:
+        return False
+    return True
+
+
+def pack(args: W4A16Linear, plan: LinearPlan, *, unit: int = 1) -> tuple[int, ...]:
     """The kernels' `Linear` struct, in the order of `_FORMAT`."""
     return (
         args.x.pointer,
@@ -96,4 +207,6 @@ def _pack(args: W4A16Linear, plan: LinearPlan) -> tuple[int, ...]:
         args.out.shape[1],
         (args.group // STEP).bit_length() - 1,
         plan.splits,
+        unit,
+        0,
     )

@@ -1,124 +1,198 @@
-// The product of 17 to 64 rows of x with 4-bit weights.
+// The product of up to 64 rows of x with 4-bit weights, where a thread block has many outputs or x has many rows.
 //
-// A thread block takes 8 tiles, 128 outputs, and a share of the inputs, 128 at a time: 4 pairs of tiles, one for each of
-// two warps, which take a half of the inputs each and add up at the end. x goes through shared memory once a thread
-// block; a fragment of it that a warp reads serves its two tiles. The weights are scaled before they are multiplied,
-// rounded to 16 bits: there is no room for two sets of fp32 sums. With several shares of the inputs, `reduce` adds them
-// up in their order.
-#include "w4a16_linear/weights.cuh"
+// A thread block takes up to 2 kM tiles of 16 outputs and a share of the inputs, 64 kSteps kK at a time: a pair of tiles
+// for each of kM warps, and kK times as many warps, which take a part of the inputs each and add up at the end. x goes
+// through shared memory once a thread block; a fragment of it that a warp reads serves its two tiles. Of up to 16 rows the
+// sums are scaled, group by group; of more, for which there is no room for two sets of them, the weights are, and rounded
+// to 16 bits. Shares of the inputs are added up in their order: by the thread blocks of a cluster through each other's
+// shared memory or, where the device has no clusters, by `reduce`.
+#include "w4a16_linear/finish.cuh"
 
-constexpr int kThreads = 256;
-constexpr int kTilesOfBlock = 8;
-constexpr int kInputs = 2 * kStep;            // of a round
-constexpr int kOutputs = kTilesOfBlock * kTile;
-constexpr int kSumStride = kOutputs + 4;      // floats of a row of sums
+template <int kColumns, int kM, int kK, int kSteps, int kStages>
+struct Shape {
+    static constexpr int kWarps = kM * kK;
+    static constexpr int kThreads = 32 * kWarps;
+    static constexpr int kInputs = kStep * kSteps * kK;  // of a round
+    static constexpr u32 kRowsBytes = 8 * kColumns * kInputs * 2;
+    static constexpr u32 kWordBytes = kWarps * 2 * kSteps * 512;
+    static constexpr u32 kGroupBytes = kWarps * 2 * kSteps * 64;
+    static constexpr u32 kStageBytes = kRowsBytes + kWordBytes + kGroupBytes;
+    static constexpr int kOutputs = kM * 2 * kTile;
+    static constexpr int kSumStride = kOutputs + 4;  // floats
+    static_assert(kK * 8 * kColumns * kSumStride * 4 <= kStages * kStageBytes, "the sums take the ring's place");
+};
 
-template <int kTiles>
-constexpr int kStages = kTiles == 8 ? 3 : 4;  // as many as the smallest device has room for
-template <int kTiles>
-constexpr u32 kRowsBytes = 8 * kTiles * kInputs * 2;  // of x of a stage
-constexpr u32 kWordBytes = kThreads * 32;
-constexpr u32 kGroupBytes = kThreads * 16;
-template <int kTiles>
-constexpr u32 kStageBytes = kRowsBytes<kTiles> + kWordBytes + kGroupBytes;
-
-// Grid: (ceil(tiles / 8), splits).
-template <typename T, int kTiles, bool kGated>
+// Grid: (ranges of tiles, splits).
+template <typename T, int kColumns, int kM, int kK, int kSteps, int kStages, bool kGated, bool kFine>
 __device__ __forceinline__ void many(const Linear& args) {
+    using S = Shape<kColumns, kM, kK, kSteps, kStages>;
+    constexpr bool kScaled = kColumns > 2;  // the weights, not the sums
     extern __shared__ __align__(1024) unsigned char ring[];
-    static_assert(8 * kTiles * kSumStride * 4 <= kStages<kTiles> * kStageBytes<kTiles>, "the sums take the ring's place");
     int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     int g = lane >> 2, t = lane & 3;
-    int half = warp / 4;  // of the inputs of a round
-    int first_tile = (int)blockIdx.x * kTilesOfBlock + warp % 4 * 2;
-    int rounds = ceil_div(args.steps, 2);
-    int begin = (int)((i64)rounds * blockIdx.y / args.splits);
-    int end = (int)((i64)rounds * (blockIdx.y + 1) / args.splits);
+    int wm = warp % kM, wk = warp / kM;
+    int first = (int)((i64)args.tile_count * blockIdx.x / gridDim.x);
+    int last = (int)((i64)args.tile_count * (blockIdx.x + 1) / gridDim.x);
+    int inputs = args.steps * kStep;
+    int rounds = ceil_div(inputs, S::kInputs);
+    int begin = (int)((i64)rounds * blockIdx.y / args.splits), end = (int)((i64)rounds * (blockIdx.y + 1) / args.splits);
     u32 base = shared_address(ring);
+    u32 own_words = S::kRowsBytes + warp * (2 * kSteps * 512) + lane * 16;
+    u32 own_groups = S::kRowsBytes + S::kWordBytes + warp * (2 * kSteps * 64);
 
+    // Where the warp's words, groups and rows of the next round come from. (Warps behind the last tile take it once more.)
+    int tile0 = min_int(first + wm * 2, last - 1), tile1 = min_int(first + wm * 2 + 1, last - 1);
+    constexpr int kRoundSteps = S::kInputs / kStep;
+    int step = begin * kRoundSteps + wk * kSteps;
+    const uint4* words0 = args.tiles + ((i64)tile0 * args.steps + step) * 32 + lane;
+    const uint4* words1 = args.tiles + ((i64)tile1 * args.steps + step) * 32 + lane;
+    constexpr int kGroups = kFine ? kSteps : 1;  // of the warp and a round
+    constexpr int kPieces = 4 * kGroups;         // of 16 bytes, of a tile
+    int group_count = kFine ? args.steps : args.steps >> 1;
+    int lane_group = lane % kPieces / 4;
+    const uint4* groups = reinterpret_cast<const uint4*>(args.groups) +
+                          ((i64)(lane < kPieces ? tile0 : tile1) * group_count + lane_group) * 4 + lane % 4;
+    u32 filling = base;
     auto copy_weights = [&](int round) {
-        u32 stage = base + (u32)((round - begin) % kStages<kTiles>) * kStageBytes<kTiles> + kRowsBytes<kTiles>;
-        int step = 2 * round + half;
-        bool has_inputs = round < end && step < args.steps;
+        if (round < end) {
 #pragma unroll
-        for (int m = 0; m < 2; ++m) {
-            int tile = first_tile + m;
-            bool valid = has_inputs && tile < args.tile_count;
-            i64 at = valid ? (i64)tile * args.steps + step : 0;
-            copy_async(stage + threadIdx.x * 32 + m * 16, args.tiles + at * 32 + lane, valid);
-            i64 group = valid ? ((i64)tile * (args.steps >> args.group_shift) + (step >> args.group_shift)) * 8 + g : 0;
-            copy_pair_async(stage + kWordBytes + threadIdx.x * 16 + m * 8, args.groups + group, valid);
+            for (int s = 0; s < kSteps; ++s) {
+                bool valid = step + s < args.steps;
+                copy_async(filling + own_words + s * 512, words0 + s * 32, valid);
+                copy_async(filling + own_words + (kSteps + s) * 512, words1 + s * 32, valid);
+            }
+            int group = kFine ? step : step >> 1;  // (of two steps: of a round of one, its half)
+            if (lane < 2 * kPieces)
+                copy_async(filling + own_groups + lane * 16, groups + (i64)group * 4, group + lane_group < group_count);
+            words0 += kRoundSteps * 32, words1 += kRoundSteps * 32;
+            step += kRoundSteps;
         }
     };
+    constexpr int kRowPieces = S::kInputs / 8;
+    constexpr int kRowsAtOnce = S::kThreads / kRowPieces;
+    static_assert(S::kThreads % kRowPieces == 0, "whole rows are copied at once");
+    int first_row = (int)threadIdx.x / kRowPieces, row_piece = (int)threadIdx.x % kRowPieces;
+    int input = begin * S::kInputs + row_piece * 8;
+    const u16* rows = args.x + first_row * args.x_stride + input;
     auto copy_rows = [&](int round) {
-        u32 stage = base + (u32)((round - begin) % kStages<kTiles>) * kStageBytes<kTiles>;
-        constexpr int kPieces = kInputs / 8;
-        int piece = threadIdx.x % kPieces;
-        int input = round * kInputs + piece * 8;
-        bool has_inputs = round < end && input < args.steps * kStep;
+        if (round < end) {
+            const u16* from = rows;
 #pragma unroll
-        for (int i = 0; i < kTiles / 2; ++i) {
-            int row = i * (kThreads / kPieces) + (int)threadIdx.x / kPieces;
-            bool valid = has_inputs && row < args.rows;
-            const u16* from = args.x + (valid ? row * args.x_stride + input : 0);
-            copy_async(stage + swizzled<kInputs>(row, piece), from, valid);
+            for (int i = 0; i < (8 * kColumns + kRowsAtOnce - 1) / kRowsAtOnce; ++i) {
+                int row = first_row + i * kRowsAtOnce;
+                if (row < args.rows) copy_async(filling + swizzled<S::kInputs>(row, row_piece), from, input < inputs);
+                from += kRowsAtOnce * args.x_stride;
+            }
+            rows += S::kInputs;
+            input += S::kInputs;
         }
     };
 
     // The weights of the first rounds do not depend on the launch before.
 #pragma unroll 1
-    for (int i = 0; i < kStages<kTiles> - 1; ++i) copy_weights(begin + i);
+    for (int i = 0; i < kStages - 1; ++i) {
+        copy_weights(begin + i);
+        filling += S::kStageBytes;
+    }
     wait_for_dependencies();
     launch_dependents();
+    filling = base;
 #pragma unroll 1
-    for (int i = 0; i < kStages<kTiles> - 1; ++i) {
+    for (int i = 0; i < kStages - 1; ++i) {
         copy_rows(begin + i);
         copy_commit();  // (the first group has the weights of all)
+        filling += S::kStageBytes;
     }
 
-    float acc[2][kTiles][4] = {};
+    // Rows behind the last are what lies there: their products are not stored.
+    u32 own_row = swizzled<S::kInputs>(g, 2 * t) + wk * (kSteps * kStep * 2);
+    float acc[2][kColumns][4] = {};
+    u32 used = 0;
 #pragma unroll 1
     for (int round = begin; round < end; ++round) {
-        copy_wait<kStages<kTiles> - 2>();
+        copy_wait<kStages - 2>();
         __syncthreads();  // what others copied is here, and what was read in the last round is free
-        copy_weights(round + kStages<kTiles> - 1);
-        copy_rows(round + kStages<kTiles> - 1);
+        copy_weights(round + kStages - 1);
+        copy_rows(round + kStages - 1);
         copy_commit();
-        const unsigned char* stage = ring + (u32)((round - begin) % kStages<kTiles>) * kStageBytes<kTiles>;
-        const unsigned char* own = stage + kRowsBytes<kTiles>;
-        uint4 words[2];
-        words[0] = *reinterpret_cast<const uint4*>(own + threadIdx.x * 32);
-        words[1] = *reinterpret_cast<const uint4*>(own + threadIdx.x * 32 + 16);
-        uint4 group = *reinterpret_cast<const uint4*>(own + kWordBytes + threadIdx.x * 16);
-        u32 groups[2][2] = {{group.x, group.y}, {group.z, group.w}};
-        u32 zero[2][2], scale[2][2];
-#pragma unroll
-        for (int m = 0; m < 2; ++m)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                zero[m][i] = Nibbles<T>::negative_zero(groups[m][i]);
-                float value = scale_of(groups[m][i]);
-                scale[m][i] = T::pack(value, value);
-            }
-#pragma unroll
-        for (int two = 0; two < 2; ++two) {  // parts 2 two and 2 two + 1 of the step
-            u32 a[2][2][4];                  // part, tile
-#pragma unroll
-            for (int s = 0; s < 2; ++s)
+        filling = filling == base + (kStages - 1) * S::kStageBytes ? base : filling + S::kStageBytes;
+        const unsigned char* stage = ring + used;
+        used = used == (kStages - 1) * S::kStageBytes ? 0 : used + S::kStageBytes;
+        const unsigned char* words_at = stage + own_words;
+        const unsigned char* groups_at = stage + own_groups + g * 8;
+        float part[2][kColumns][4], sums[kColumns][4];
+        u32 group[2][2], negative[2][2], scale[2][2];
+        constexpr int kUnroll = kFine && !kScaled ? 1 : kSteps;  // as registers allow
+#pragma unroll kUnroll
+        for (int s = 0; s < kSteps; ++s) {
+            if (s == 0 || kFine) {
 #pragma unroll
                 for (int m = 0; m < 2; ++m) {
-                    weights_of_part<T>(a[s][m], words[m], 2 * two + s, zero[m]);
+                    uint2 two = *reinterpret_cast<const uint2*>(groups_at + (m * kGroups + s) * 64);
+                    group[m][0] = two.x, group[m][1] = two.y;
+                    if constexpr (kScaled) {
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) a[s][m][i] = Nibbles<T>::times(a[s][m][i], scale[m][i % 2]);
+                        for (int i = 0; i < 2; ++i) {
+                            negative[m][i] = Nibbles<T>::negative_offset(group[m][i]);
+                            float value = scale_of(group[m][i]);
+                            scale[m][i] = T::pack(value, value);
+                        }
+                    }
+                }
+            }
+            uint4 words[2];
+#pragma unroll
+            for (int m = 0; m < 2; ++m) words[m] = *reinterpret_cast<const uint4*>(words_at + (m * kSteps + s) * 512);
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {  // eight of a lane's sixteen inputs
+                u32 low[2][4], high[2][4];
+#pragma unroll
+                for (int m = 0; m < 2; ++m) {
+                    u32 of_low = h == 0 ? words[m].x : words[m].y, of_high = h == 0 ? words[m].z : words[m].w;
+                    if constexpr (kScaled) {
+                        scaled_pairs<T>(low[m], of_low, negative[m][0], scale[m][0]);
+                        scaled_pairs<T>(high[m], of_high, negative[m][1], scale[m][1]);
+                    } else {
+                        Nibbles<T>::pairs(low[m], of_low);
+                        Nibbles<T>::pairs(high[m], of_high);
+                    }
                 }
 #pragma unroll
-            for (int n = 0; n < kTiles; ++n) {
-                uint4 b = *reinterpret_cast<const uint4*>(
-                    stage + swizzled<kInputs>(8 * n + g, half * (kStep / 8) + 2 * t + two));
+                for (int n = 0; n < kColumns; ++n) {
+                    uint4 b = *reinterpret_cast<const uint4*>(
+                        stage + (own_row ^ (h << 4)) + n * (8 * S::kInputs * 2) + s * (kStep * 2));
 #pragma unroll
-                for (int m = 0; m < 2; ++m) {
-                    T::mma(acc[m][n], a[0][m][0], a[0][m][1], a[0][m][2], a[0][m][3], b.x, b.y);
-                    T::mma(acc[m][n], a[1][m][0], a[1][m][1], a[1][m][2], a[1][m][3], b.z, b.w);
+                    for (int q = 0; q < 2; ++q) {
+                        u32 b0 = q == 0 ? b.x : b.z, b1 = q == 0 ? b.y : b.w;
+                        bool opens = h == 0 && q == 0 && (s == 0 || kFine);  // a group
+                        if constexpr (!kScaled) {
+                            constexpr u32 one = Nibbles<T>::kOnes;  // sums of the inputs, of rows 2 t and 2 t + 1
+                            if (opens) T::mma_first(sums[n], one, one, one, one, b0, b1);
+                            else T::mma(sums[n], one, one, one, one, b0, b1);
+                        }
+#pragma unroll
+                        for (int m = 0; m < 2; ++m) {
+                            u32 a0 = low[m][2 * q], a1 = high[m][2 * q], a2 = low[m][2 * q + 1], a3 = high[m][2 * q + 1];
+                            if constexpr (kScaled) T::mma(acc[m][n], a0, a1, a2, a3, b0, b1);
+                            else if (opens) T::mma_first(part[m][n], a0, a1, a2, a3, b0, b1);
+                            else T::mma(part[m][n], a0, a1, a2, a3, b0, b1);
+                        }
+                    }
+                }
+            }
+            if constexpr (!kScaled) {
+                if (s == kSteps - 1 || kFine) {
+#pragma unroll
+                    for (int m = 0; m < 2; ++m)
+#pragma unroll
+                        for (int i = 0; i < 2; ++i) {
+                            float factor = scale_of(group[m][i]), offset = -Nibbles<T>::offset(group[m][i]);
+#pragma unroll
+                            for (int n = 0; n < kColumns; ++n)
+#pragma unroll
+                                for (int c = 2 * i; c < 2 * i + 2; ++c)
+                                    acc[m][n][c] = fmaf(factor, fmaf(offset, sums[n][c & 1], part[m][n][c]), acc[m][n][c]);
+                        }
                 }
             }
         }
@@ -126,56 +200,34 @@ __device__ __forceinline__ void many(const Linear& args) {
     copy_wait<0>();
     __syncthreads();
 
-    // The halves of the inputs meet in shared memory: [row, output of the block].
-    float* sums = reinterpret_cast<float*>(ring);
-    auto place = [&](int m, int n, int i) {
-        int row = 8 * n + 2 * t + (i & 1), output = (warp % 4 * 2 + m) * kTile + g + kHalf * (i >> 1);
-        return row * kSumStride + output;
-    };
-    if (half == 1) {
+    float* totals = reinterpret_cast<float*>(ring);  // [kK, 8 kColumns, kSumStride]
 #pragma unroll
-        for (int m = 0; m < 2; ++m)
+    for (int m = 0; m < 2; ++m)
 #pragma unroll
-            for (int n = 0; n < kTiles; ++n)
+        for (int n = 0; n < kColumns; ++n)
 #pragma unroll
-                for (int i = 0; i < 4; ++i) sums[place(m, n, i)] = acc[m][n][i];
-    }
+            for (int i = 0; i < 4; ++i) {
+                int row = 8 * n + 2 * t + (i & 1), at = (wm * 2 + m) * kTile + g + kHalf * (i >> 1);
+                totals[(wk * 8 * kColumns + row) * S::kSumStride + at] = acc[m][n][i];
+            }
     __syncthreads();
-    if (half == 0) {
-#pragma unroll
-        for (int m = 0; m < 2; ++m)
-#pragma unroll
-            for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) sums[place(m, n, i)] += acc[m][n][i];
-    }
-    __syncthreads();
-    int width = kTile * args.tile_count, first = (int)blockIdx.x * kOutputs;
-    if (args.splits > 1) {
-        for (int i = threadIdx.x; i < args.rows * kOutputs; i += kThreads) {
-            int row = i / kOutputs, output = i % kOutputs;
-            if (first + output < width)
-                args.partial[((i64)blockIdx.y * args.rows + row) * width + first + output] = sums[row * kSumStride + output];
-        }
-        return;
-    }
-    constexpr int kColumns = kGated ? kOutputs / 2 : kOutputs;
-    for (int i = threadIdx.x; i < args.rows * kColumns; i += kThreads) {
-        int row = i / kColumns, column = i % kColumns;
-        int output = (int)blockIdx.x * kColumns + column;
-        if (output >= args.outputs) continue;
-        const float* of_row = sums + row * kSumStride;
-        int at = kGated ? column / kHalf * kTile + column % kHalf : column;
-        store_output<T, kGated>(args, row, output, of_row[at], kGated ? of_row[at + kHalf] : 0.0f);
-    }
+    finish<T, kGated, S::kThreads, kK, 8 * kColumns, S::kOutputs>(args, totals, first, last);
 }
+
+template <typename T, int kColumns, int kM, int kK, int kSteps, int kStages, bool kGated>
+__device__ __forceinline__ void many_of(const Linear& args) {
+    if (args.group_shift == 0) many<T, kColumns, kM, kK, kSteps, kStages, kGated, true>(args);
+    else many<T, kColumns, kM, kK, kSteps, kStages, kGated, false>(args);
+}
+
+constexpr int kReducers = 256;
 
 // Adds up the shares of the inputs. Grid: (ceil(outputs / 256), rows).
 template <typename T, bool kGated>
 __device__ __forceinline__ void reduce(const Linear& args) {
     wait_for_dependencies();
     launch_dependents();
-    int row = blockIdx.y, output = (int)(blockIdx.x * kThreads + threadIdx.x);
+    int row = blockIdx.y, output = (int)(blockIdx.x * kReducers + threadIdx.x);
     if (output >= args.outputs) return;
     int width = kTile * args.tile_count;
     int at = kGated ? output / kHalf * kTile + output % kHalf : output;
@@ -188,24 +240,26 @@ __device__ __forceinline__ void reduce(const Linear& args) {
     store_output<T, kGated>(args, row, output, sum, up);
 }
 
-#define MANY(type, suffix, tiles)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(kThreads, 1) w4a16_many_##suffix##_n##tiles(const Linear args) {   \
-        many<type, tiles / 8, false>(args);                                                                         \
-    }                                                                                                               \
-    extern "C" __global__ void __launch_bounds__(kThreads, 1) w4a16_gated_many_##suffix##_n##tiles(const Linear args) { \
-        many<type, tiles / 8, true>(args);                                                                          \
+#define KERNEL(name, threads, blocks, ...)                                                           \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) name(const Linear args) {           \
+        __VA_ARGS__(args);                                                                           \
     }
-#define REDUCE(type, suffix)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(kThreads) w4a16_reduce_##suffix(const Linear args) {              \
-        reduce<type, false>(args);                                                                                 \
-    }                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(kThreads) w4a16_gated_reduce_##suffix(const Linear args) {        \
-        reduce<type, true>(args);                                                                                  \
-    }
+// Rows of x; warps along the outputs and along the inputs, steps of a warp and a round, stages; thread blocks that fit.
+#define MANY(type, suffix, rows, m, k, steps, stages, blocks)                                                            \
+    KERNEL(w4a16_many_##suffix##_n##rows, 32 * m * k, blocks, many_of<type, rows / 8, m, k, steps, stages, false>)       \
+    KERNEL(w4a16_gated_many_##suffix##_n##rows, 32 * m * k, blocks, many_of<type, rows / 8, m, k, steps, stages, true>)
+#define MANY_OF(type, suffix)                                             \
+    MANY(type, suffix, 8, 4, 2, 2, 4, 2)                                  \
+    MANY(type, suffix, 16, 4, 2, 2, 3, 2)                                 \
+    MANY(type, suffix, 32, 8, 1, 2, 3, 2)                                 \
+    MANY(type, suffix, 64, 8, 1, 2, 2, 1)                                 \
+    KERNEL(w4a16_reduce_##suffix, kReducers, 1, reduce<type, false>)      \
+    KERNEL(w4a16_gated_reduce_##suffix, kReducers, 1, reduce<type, true>)
 
-MANY(F16, f16, 32)
-MANY(F16, f16, 64)
-MANY(BF16, bf16, 32)
-MANY(BF16, bf16, 64)
-REDUCE(F16, f16)
-REDUCE(BF16, bf16)
+MANY_OF(F16, f16)
+MANY_OF(BF16, bf16)
+
+#ifdef CLUSTERS
+// Not launched: that the kernels here have clusters add up the shares of the inputs.
+extern "C" __global__ void w4a16_in_clusters() {}
+#endif

@@ -1,7 +1,7 @@
 // 4-bit weights as tensor-core operands; layout.py says how they lie.
 #pragma once
 #include "common.cuh"
-#include "w4a16_linear/copies.cuh"
+#include "w4a16_linear/instructions.cuh"
 
 struct Linear {
     const u16* x;         // [rows, inputs], x_stride apart
@@ -17,56 +17,64 @@ struct Linear {
     i32 tile_count;
     i32 outputs;      // columns of out
     i32 group_shift;  // a group is 1 << group_shift steps
-    i32 splits;
+    i32 splits;       // shares of the inputs, of thread blocks
+    i32 unit;         // tiles that one thread block takes together
+    i32 unused;
 };
 
 constexpr int kStep = 64;   // inputs of a step
 constexpr int kTile = 16;   // outputs of a tile
 constexpr int kHalf = 8;    // of them gate's, of gated weights
 
-// What a thread needs of a 4-bit number: `pair` of a word and four times its number shifted down, less the zero point,
-// as two 16-bit floats. An integer behind the leading one of a power of two needs no conversion, and the difference of
-// two such is exact.
+// A 4-bit number q behind the leading one of a power of two is a 16-bit float, kBase + q, without a conversion: one
+// instruction, or two with a shift. The products with kBase and with the zero point are the same for all outputs of a
+// group but for a factor, the sum of its inputs, and taken off at its end; or, of many rows, taken off the weights, exactly.
 template <typename T>
 struct Nibbles;
 
 template <>
 struct Nibbles<BF16> {
+    static constexpr u32 kOnes = 0x3f803f80u;
+    // 128 + q of the eight numbers of a word, inputs 2 j and 2 j + 1 in pair j
+    static __device__ __forceinline__ void pairs(u32 (&pair)[4], u32 word) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) pair[j] = masked_or(word >> (4 * j), 0x000f000fu, 0x43004300u);
+    }
+    // 128 + zero
+    static __device__ __forceinline__ float offset(u32 group) { return bits_as_float((group & 0xffff0000u) | 0x43000000u); }
     // -(128 + zero), twice
-    static __device__ __forceinline__ u32 negative_zero(u32 group) { return (0xc300u | (group >> 16)) * 0x10001u; }
-    static __device__ __forceinline__ u32 pair(u32 shifted, u32 negative_zero) {
-        u32 value = (shifted & 0x000f000fu) | 0x43004300u;  // 128 + q
-        return BF16::fma_pair(value, 0x3f803f80u, negative_zero);  // (sm_80 has no sum of two bfloat16)
-    }
-    static __device__ __forceinline__ u32 times(u32 pair, u32 scale) {
-        return BF16::fma_pair(pair, scale, 0x80008000u);  // -0
-    }
+    static __device__ __forceinline__ u32 negative_offset(u32 group) { return (0xc300u | (group >> 16)) * 0x10001u; }
 };
 
 template <>
 struct Nibbles<F16> {
-    // -(1024 + zero), twice
-    static __device__ __forceinline__ u32 negative_zero(u32 group) { return (0xe400u | (group >> 16)) * 0x10001u; }
-    static __device__ __forceinline__ u32 pair(u32 shifted, u32 negative_zero) {
-        u32 value = (shifted & 0x000f000fu) | 0x64006400u;  // 1024 + q
-        return F16::fma_pair(value, 0x3c003c00u, negative_zero);
+    static constexpr u32 kOnes = 0x3c003c00u;
+    // 64 + q: as small a base as there is room for above the number, since products with it cancel out
+    static __device__ __forceinline__ void pairs(u32 (&pair)[4], u32 word) {
+        pair[0] = masked_or(word << 4, 0x00f000f0u, 0x54005400u);
+        pair[1] = masked_or(word, 0x00f000f0u, 0x54005400u);
+        pair[2] = masked_or(word >> 4, 0x00f000f0u, 0x54005400u);
+        pair[3] = masked_or(word >> 8, 0x00f000f0u, 0x54005400u);
     }
-    static __device__ __forceinline__ u32 times(u32 pair, u32 scale) {
-        return F16::fma_pair(pair, scale, 0x80008000u);  // -0
+    // 64 + zero
+    static __device__ __forceinline__ float offset(u32 group) {
+        return bits_as_float(((group & 0xffff0000u) << 1) | 0x42800000u);
+    }
+    // -(64 + zero), twice
+    static __device__ __forceinline__ u32 negative_offset(u32 group) {
+        return (0xd400u | (group >> 12 & 0xf0u)) * 0x10001u;
     }
 };
 
 __device__ __forceinline__ float scale_of(u32 group) { return F16::unpack((u16)(group & 0xffffu)); }
 
-// The operand of 16 inputs of a tile, part s of the four of a step: a thread's inputs 4s .. 4s + 3 of its sixteen.
+// The same eight numbers as scaled weights, rounded once.
 template <typename T>
-__device__ __forceinline__ void weights_of_part(u32 (&a)[4], const uint4& words, int s, const u32 (&negative_zero)[2]) {
-    u32 low = (s < 2 ? words.x : words.y) >> (s % 2 * 8);   // output g
-    u32 high = (s < 2 ? words.z : words.w) >> (s % 2 * 8);  // output g + 8
-    a[0] = Nibbles<T>::pair(low, negative_zero[0]);
-    a[1] = Nibbles<T>::pair(high, negative_zero[1]);
-    a[2] = Nibbles<T>::pair(low >> 4, negative_zero[0]);
-    a[3] = Nibbles<T>::pair(high >> 4, negative_zero[1]);
+__device__ __forceinline__ void scaled_pairs(u32 (&pair)[4], u32 word, u32 negative_offset, u32 scale) {
+    Nibbles<T>::pairs(pair, word);
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+        pair[j] = T::fma_pair(T::fma_pair(pair[j], Nibbles<T>::kOnes, negative_offset), scale, 0x80008000u);  // -0
 }
 
 // The end of an output: `sum` and, of gated weights, `up` are whole.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from on_the_cpu import PLUGINS, Kernels
 
-from plugins_trt.contract import LaunchError
+from plugins_trt.contract import DeviceArray, LaunchError
+from plugins_trt.registry import KernelsError
 from plugins_trt.w4a16_linear import layout
-from plugins_trt.w4a16_linear.contract import BLOCK_TILES, FEW_ROWS, LinearPlan, W4A16Linear
-from plugins_trt.w4a16_linear.launch import _FORMAT, W4A16Multiplier, _pack
+from plugins_trt.w4a16_linear.contract import FEW_ROWS, LinearPlan, W4A16Linear, tiles_of_block
+from plugins_trt.w4a16_linear.launch import _FORMAT, FEW, MANY, W4A16Multiplier, pack
 from plugins_trt.w4a16_linear.reference import w4a16_linear, widen
 
 TOLERANCE = 5e-3
@@ -174,14 +176,83 @@ def test_arguments_are_refused_by_name():
 )  # fmt: skip
 def test_a_plan_leaves_no_multiprocessor_idle_that_it_could_use(rows, outputs, steps, multiprocessors):
     plan = LinearPlan.of(rows=rows, outputs=outputs, inputs=64 * steps, multiprocessors=multiprocessors)
-    assert 1 <= plan.splits <= 8
+    assert plan.splits in (1, 2, 4, 8)
     if rows <= FEW_ROWS:
         assert plan == LinearPlan(1, 0)
     else:
-        blocks = -(-layout.tiles_of(outputs) // BLOCK_TILES) * plan.splits
+        blocks = -(-layout.tiles_of(outputs) // tiles_of_block(rows)) * plan.splits
         assert blocks <= max(multiprocessors, blocks // plan.splits)
-        assert plan.splits == 1 or steps // plan.splits >= 16
+        assert plan.splits == 1 or steps // plan.splits >= 8
+        if plan.splits < 8 and 2 * blocks <= multiprocessors:
+            assert steps // (2 * plan.splits) < 8
     assert (plan.splits == 1) == (plan.workspace_bytes == 0)
+    larger = LinearPlan.of(rows=rows, outputs=outputs, inputs=64 * steps, multiprocessors=multiprocessors + 5)
+    assert larger.workspace_bytes >= plan.workspace_bytes
+
+
+class Launches:
+    """What a multiplier launched, on a device of a number of multiprocessors and so much shared memory."""
+
+    def __init__(self, shared_bytes: int, multiprocessors: int, *, clusters: bool = False) -> None:
+        self.launched: list[SimpleNamespace] = []
+        self._clusters = clusters
+        self.multiply = W4A16Multiplier(
+            self.find, multiprocessors=multiprocessors, shared_bytes=shared_bytes, dtype="bfloat16"
+        )
+
+    def find(self, name: str, shared_bytes: int) -> SimpleNamespace:
+        """As `registry.Kernels.operator` does."""
+        if name == "w4a16_in_clusters" and not self._clusters:
+            raise KernelsError(name)
+        kernel = SimpleNamespace(overlaps=self._clusters)
+        kernel.prepare = lambda layout, overlaps: kernel
+
+        def launch(grid, block, stream, *arguments, shared_size=0, cluster=(1, 1, 1)):
+            assert shared_size <= shared_bytes
+            self.launched.append(
+                SimpleNamespace(
+                    name=name,
+                    grid=grid,
+                    threads=block[0],
+                    arguments=arguments,
+                    cluster=cluster,
+                    shared=shared_size,
+                )
+            )
+
+        kernel.prepared_async_call = launch
+        return kernel
+
+
+@given(
+    rows=st.integers(1, 64), tiles=st.integers(1, 2500), steps=st.integers(1, 200), group=st.sampled_from([64, 128]),
+    device=st.sampled_from([(101376, 128, False), (101376, 48, True), (166912, 16, False), (232448, 132, True)]),
+)  # fmt: skip
+@settings(deadline=None)
+def test_every_product_finds_a_kernel_that_fits(rows, tiles, steps, group, device):
+    steps *= group // 64
+    shared_bytes, multiprocessors, clusters = device
+    launches = Launches(shared_bytes, multiprocessors, clusters=clusters)
+
+    def of(shape, dtype):
+        return DeviceArray(pointer=4096, shape=shape, dtype=dtype, strides=None)
+
+    plan = LinearPlan.of(rows=rows, outputs=16 * tiles, inputs=64 * steps, multiprocessors=multiprocessors)
+    args = W4A16Linear(
+        x=of((rows, 64 * steps), "bfloat16"),
+        tiles=of((tiles, steps, 32, 4), "int32"),
+        groups=of((tiles, 64 * steps // group, 8, 2), "int32"),
+        out=of((rows, 16 * tiles), "bfloat16"),
+        workspace=of((plan.workspace_bytes,), "uint8") if plan.workspace_bytes else None,
+    )
+    launches.multiply(args)
+    first = launches.launched[0]
+    assert first.shared <= shared_bytes
+    assert first.grid[1] == plan.splits
+    assert first.cluster == (1, plan.splits if clusters else 1, 1)
+    assert len(launches.launched) == (2 if plan.splits > 1 and not clusters else 1)
+    if "_many_" in first.name:  # no thread block has more tiles than its warps take
+        assert -(-tiles // first.grid[0]) <= tiles_of_block(rows)
 
 
 # ---------------------------------------------------------------- the kernels on the CPU
@@ -193,33 +264,59 @@ def kernels(tmp_path_factory) -> Kernels:
     return Kernels(sources, tmp_path_factory.mktemp("on_the_cpu"))
 
 
+def run_on_the_cpu(kernels, name, case, plan, grid, *, threads, lazy, unit=1):
+    args, out = case.arguments()
+    prefix = "w4a16_gated" if args.gated else "w4a16"
+    suffix = "f16" if case.dtype == "float16" else "bf16"
+    values = pack(args, plan, unit=unit)
+    family, _, form = name.partition("_")
+    kernels.run(f"{prefix}_{family}_{suffix}_{form}", _FORMAT, values, grid, lazy=lazy, threads=threads)
+    if plan.splits > 1:
+        kernels.run(
+            f"{prefix}_reduce_{suffix}", _FORMAT, values, (-(-case.columns // 256), len(case.x)), lazy=lazy
+        )
+    assert error(out, case.expected()) < TOLERANCE
+
+
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize(
-    ("sizes", "options", "splits"),
+    ("kind", "sizes", "options", "cut"),
     [
-        ((1, 48, 576), {}, 1),  # a warp takes one step or two
-        ((8, 16, 64), {"group": 64, "dtype": "float16"}, 1),  # most warps take none
-        ((13, 32, 1024), {"group": 128, "gated": True}, 1),
-        ((17, 144, 576), {"extras": False}, 1),  # an odd number of steps, tiles behind the first block
-        ((40, 48, 640), {"group": 128, "gated": True, "dtype": "float16"}, 2),
+        (FEW[0], (1, 107, 1152), {"group": 128}, (3, 1)),  # a warp takes one round or two; turns that overlap
+        (FEW[1], (1, 16, 576), {"group": 64}, (1, 1)),  # an odd number of steps, fewer tiles than a turn takes
+        (FEW[2], (1, 140, 640), {"group": 64, "dtype": "float16"}, (3, 1)),
+        (FEW[3], (1, 160, 512), {"group": 128, "gated": True, "dtype": "float16"}, (2, 4)),  # warps without a share
+        (FEW[4], (8, 48, 576), {"group": 64, "gated": True}, (2, 1)),
+        (FEW[5], (5, 80, 1024), {"group": 128, "extras": False}, (2, 2)),
+        (FEW[6], (10, 112, 640), {"group": 64}, (2, 1)),
+        (FEW[7], (16, 48, 1152), {"group": 128, "dtype": "float16"}, (2, 1)),
+        (FEW[8], (11, 30, 640), {"group": 64, "extras": False}, (2, 1)),
     ],
-)
-def test_the_kernels_text_computes_the_product(kernels, sizes, options, splits, lazy):
-    case, rows = Case(*sizes, **options), sizes[0]
-    args, out = case.arguments()
-    values = _pack(args, LinearPlan(splits, 0))
-    name = "w4a16_gated" if args.gated else "w4a16"
-    suffix = "f16" if case.dtype == "float16" else "bf16"
-    tiles = case.tiles.shape[0]
-    if rows <= FEW_ROWS:
-        width = 8 if rows <= 8 else 16
-        kernels.run(f"{name}_few_{suffix}_n{width}", _FORMAT, values, (min(2, tiles), 1), lazy=lazy)
-    else:
-        width, grid = 32 if rows <= 32 else 64, (-(-tiles // BLOCK_TILES), splits)
-        kernels.run(f"{name}_many_{suffix}_n{width}", _FORMAT, values, grid, lazy=lazy)
-        if splits > 1:
-            kernels.run(f"{name}_reduce_{suffix}", _FORMAT, values, (1, rows), lazy=lazy)
-    assert error(out, case.expected()) < TOLERANCE
+)  # fmt: skip
+def test_the_text_of_the_kernels_of_few_rows_computes_the_product(
+    kernels, kind, *, sizes, options, cut, lazy
+):
+    case, (blocks, unit) = Case(*sizes, **options), cut
+    plan = LinearPlan(1, 0)
+    run_on_the_cpu(kernels, f"few_{kind.name}", case, plan, (blocks, 1), threads=256, lazy=lazy, unit=unit)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "sizes", "options", "grid"),
+    [
+        (MANY[0], (7, 144, 576), {"group": 64}, (2, 1)),  # an odd number of steps
+        (MANY[1], (13, 208, 1024), {"group": 128, "gated": True, "dtype": "float16"}, (2, 1)),
+        (MANY[2], (29, 300, 640), {"group": 128}, (2, 2)),
+        (MANY[3], (60, 48, 576), {"group": 64, "gated": True}, (1, 2)),
+        (MANY[3], (41, 144, 256), {"group": 128, "extras": False, "dtype": "float16"}, (1, 1)),
+    ],
+)  # fmt: skip
+def test_the_text_of_the_kernels_of_many_rows_computes_the_product(
+    kernels, kind, *, sizes, options, grid, lazy
+):
+    case, plan = Case(*sizes, **options), LinearPlan(grid[1], 0)
+    run_on_the_cpu(kernels, f"many_n{kind.rows}", case, plan, grid, threads=kind.threads, lazy=lazy)
 
 
 # ---------------------------------------------------------------- the kernels on a GPU

@@ -60,11 +60,18 @@ class Kernels:
         self._library = ctypes.CDLL(str(library))
 
     def run(
-        self, name: str, layout: str, values: tuple[float, ...], grid: tuple[int, int], *, lazy: bool
+        self,
+        name: str,
+        layout: str,
+        values: tuple[float, ...],
+        grid: tuple[int, int],
+        *,
+        lazy: bool,
+        threads: int = 256,
     ) -> None:
-        """Runs one kernel of 256 threads a block: `values` are its struct, in the letters of `struct`."""
+        """Runs one kernel: `values` are its struct, in the letters of `struct`."""
         arguments = ctypes.create_string_buffer(struct.pack(layout, *values))
-        self._library.run(getattr(self._library, name), arguments, 256, *grid, int(lazy))
+        self._library.run(getattr(self._library, name), arguments, threads, *grid, int(lazy))
 
 
 def _compile(compiler: str, files: list[Path], made: Path, library: Path) -> None:
