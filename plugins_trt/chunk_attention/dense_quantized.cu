@@ -9,10 +9,6 @@
     extern "C" __global__ void __launch_bounds__(kThreads, 2) chunk_dense_split_##name##_##kv##_##dim( \
         const __grid_constant__ DenseArguments<WidenedRows<E, format, dim>::Pools> args) {         \
         dense_chunk<WidenedRows<E, format, dim>, true>(args);                                      \
-    }                                                                                                \
-    extern "C" __global__ void __launch_bounds__(kThreads) chunk_combine_##name##_##kv##_##dim(      \
-        const __grid_constant__ DenseArguments<WidenedRows<E, format, dim>::Pools> args) {         \
-        combine<E, dim>(args);                                                                       \
     }
 #define DENSE_OF(format, kv)                                                                         \
     DENSE(F16, f16, format, kv, 64)                                                                  \

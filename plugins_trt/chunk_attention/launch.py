@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 from plugins_trt.arena import Pool
 from plugins_trt.chunk_attention.contract import DENSE_ROWS, ChunkAttention
 from plugins_trt.chunk_selection.contract import bitmap_words, row_stride
-from plugins_trt.contract import BLOCK, Batch, LaunchError, ceil_div, kernel_suffix, softmax_scale
+from plugins_trt.contract import (
+    BLOCK,
+    KERNEL_DTYPES,
+    Batch,
+    LaunchError,
+    ceil_div,
+    kernel_suffix,
+    softmax_scale,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,6 +86,7 @@ class _Attention(ABC):
         self.head_dim = head_dim
         self.quantized = kv_dtype is not None
         self.layout = f"{kernel_suffix(dtype, kv_dtype)}_{head_dim}"
+        self.exact_layout = f"{KERNEL_DTYPES[dtype]}_{head_dim}"
         self.pools = Batch.FORMAT + (4 if self.quantized else 2) * Pool.FORMAT
         self._prepare(function)
 
@@ -97,7 +106,9 @@ class DenseChunkAttention(_Attention):
         layout = self.pools + _DENSE_ARGUMENTS
         self._whole = function(f"chunk_dense_{self.layout}", self._shared).prepare(layout)
         self._split = function(f"chunk_dense_split_{self.layout}", self._shared).prepare(layout)
-        self._combine = function(f"chunk_combine_{self.layout}", 0).prepare(layout)
+        # (Reads no page: the same for all of them.)
+        exact = Batch.FORMAT + 2 * Pool.FORMAT + _DENSE_ARGUMENTS
+        self._combine = function(f"chunk_combine_{self.exact_layout}", 0).prepare(exact)
 
     def __call__(self, args: ChunkAttention, stream: Any = None) -> None:  # noqa: ANN401 -- PyCUDA is untyped
         """Enqueues dense attention.
@@ -107,9 +118,7 @@ class DenseChunkAttention(_Attention):
         """
         plan = args.dense_plan(self.multiprocessors)
         workspace = args.workspace.pointer if args.workspace is not None else 0
-        packed = (
-            *args.batch.pack(),
-            *args.arena.pack_keys_values(args.layer),
+        arguments = (
             args.q.pointer,
             args.out.pointer,
             workspace,
@@ -123,18 +132,23 @@ class DenseChunkAttention(_Attention):
             softmax_scale(args.scale, args.arena.head_dim) * _LOG2E,
             0,
         )
+        batch = args.batch.pack()
         kernel = self._whole if plan.splits == 1 else self._split
         kernel.prepared_async_call(
             (plan.tiles, args.arena.kv_heads, plan.splits),
             (_DENSE_THREADS, 1, 1),
             stream,
-            *packed,
+            *batch,
+            *args.arena.pack_keys_values(args.layer),
+            *arguments,
             shared_size=self._shared,
         )
         if plan.splits > 1:
             rows = _DENSE_THREADS // 32
             grid = (ceil_div(args.batch.tokens * args.heads, rows), 1, 1)
-            self._combine.prepared_async_call(grid, (_DENSE_THREADS, 1, 1), stream, *packed)
+            pools = args.arena.pack(args.layer)[:6]
+            block = (_DENSE_THREADS, 1, 1)
+            self._combine.prepared_async_call(grid, block, stream, *batch, *pools, *arguments)
 
 
 class SparseChunkAttention(_Attention):
