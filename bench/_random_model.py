@@ -10,6 +10,7 @@ import json
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -136,31 +137,42 @@ class RandomModel(CudaExecutor):
         bucket = self._bucket_of(tokens)
         return median_ms(self.gpu.torch_stream, lambda: self._replay(bucket, batch), times)
 
-    def decode_ms(self, length: int, rounds: int = 5) -> tuple[float, float]:
+    def decode_ms(self, length: int, *, greedy: bool = True, rounds: int = 5) -> tuple[float, float]:
         """Mean times of the steps that bring a sequence to `length` tokens, through all places of a page.
 
         A step that completes a compressed key takes longer than the others, so one place would not do.
 
+        Args:
+            length: Tokens behind the last step.
+            greedy: Whether the largest logit is taken; else tokens are drawn, with a temperature and top_p.
+            rounds: How often each place is measured.
+
         Returns:
-            Of the graph on the device, and of the executor's whole step; each place is the median of the rounds.
+            Of the graphs on the device, and of the executor's whole step; each place is the median of the rounds.
         """
         stream, bucket = self.gpu.torch_stream, self._bucket_of(1)
         device: dict[int, list[float]] = {}
         whole: dict[int, list[float]] = {}
         for place in [*range(length - PAGE_TOKENS, length)] * rounds:
             batch = self.batch(np.array([place % 97], np.int32), place)
+            if not greedy:
+                row = SamplingRow(temperature=0.8, top_p=0.9, seed=1, position=place + 1)
+                batch = replace(batch, sampling=(row,))
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            self._stage(batch, bucket)
+            places = self._stage(batch, bucket)
+            self._staging.write_sampling(places, batch.sampling)
             self.gpu.upload(self.buffers["step"], self._staging.words)
             with torch.cuda.stream(stream):  # until the graph has been launched, which is the host's time
                 torch.cuda._sleep(_LAUNCH_CYCLES)  # noqa: SLF001 - torch's own tests keep a stream busy with it
             begin.record(stream)
             self._replay(bucket, batch)
+            if not greedy:
+                bucket.draw()
             end.record(stream)
             self.gpu.synchronize()
             device.setdefault(place, []).append(begin.elapsed_time(end))
             before = time.perf_counter()
-            self.step(self.batch(np.array([place % 97], np.int32), place))
+            self.step(batch)
             whole.setdefault(place, []).append((time.perf_counter() - before) * 1e3)
 
         def mean(times: dict[int, list[float]]) -> float:

@@ -4,7 +4,8 @@
 
 Steps run one after the other, as an engine makes them, through all places of a page. The floor of a step is what it must
 read (weights, scales, and the KV that it visits) over the bandwidth of a device copy: `..._4k_vs_floor` is the time of its
-graph over that, `bf16_step_4k_bandwidth` the inverse. `host_vs_step` is how much longer a whole step of the executor takes
+graph over that, `bf16_step_4k_bandwidth` the inverse; `..._drawn_...` is the same with a token drawn by temperature and top_p
+instead of the largest logit. `host_vs_step` is how much longer a whole step of the executor takes
 than its graph, over the graph: what the host does between two launches. `--parts` measures where a step's time goes: by how
 much its graph is faster when the launches of one kind are left out of it.
 
@@ -56,6 +57,9 @@ def measure(model: RandomModel, options: argparse.Namespace, ceilings: dict[str,
         figures[f"{weights}_step_{name}_with_host_ms"] = whole
         figures[f"{weights}_step_{name}_floor_ms"] = floor
         figures[f"{weights}_step_{name}_vs_floor"] = graph / floor
+    drawn, _ = model.decode_ms(LENGTHS["4k"], greedy=False)
+    figures[f"{weights}_step_4k_drawn_ms"] = drawn
+    figures[f"{weights}_step_4k_drawn_vs_floor"] = drawn / figures[f"{weights}_step_4k_floor_ms"]
     figures[f"{weights}_step_4k_bandwidth"] = 1.0 / figures[f"{weights}_step_4k_vs_floor"]
     figures[f"{weights}_step_128k_vs_4k"] = (
         figures[f"{weights}_step_128k_ms"] / figures[f"{weights}_step_4k_ms"]
