@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from decode_cases import error
 
 from plugins_trt.append.reference import Pages, QuantizedPages
-from plugins_trt.quantized.reference import quantize
+from plugins_trt.quantized.reference import dequantize, quantize
 
 if TYPE_CHECKING:
     from decode_cases import Case
@@ -41,3 +42,17 @@ def unwritten(pages: QuantizedPages) -> dict[str, torch.Tensor]:
         name: torch.full_like(pool, float("nan") if pool.is_floating_point() else 127)
         for name, pool in vars(pages).items()
     }
+
+
+def assert_quantized_pages_agree(got: QuantizedPages, expected: QuantizedPages):
+    """Values to the bit; of keys, which were rotated before, a few may be rounded the other way."""
+    assert torch.equal(got.values, expected.values)
+    assert torch.equal(got.value_scales.nan_to_num(7.0), expected.value_scales.nan_to_num(7.0))
+    assert float((got.keys != expected.keys).float().mean()) < 1e-3
+    for name in ("key_scales", "fine", "coarse"):
+        mine, theirs = getattr(got, name), getattr(expected, name)
+        assert torch.equal(mine.isnan(), theirs.isnan()), name
+        assert error(mine.nan_to_num(), theirs.nan_to_num()) < 2e-3, name
+    written = expected.key_scales.isfinite()
+    rows = [dequantize(pages.keys[written], pages.key_scales[written]) for pages in (got, expected)]
+    assert error(*rows) < 1e-3
