@@ -56,12 +56,12 @@ def arguments(case, *, blocks=None, counts=None, dense_below=0, poison=float("na
     ), out
 
 
-def run(case, **options):
+def run(case, shared_bytes=None, **options):
     rig = gpu()
     attender = DecodeAttender(
         rig.kernels.operator("decode_attention"),
         multiprocessors=rig.kernels.multiprocessors,
-        shared_bytes=rig.kernels.shared_bytes,
+        shared_bytes=shared_bytes or rig.kernels.shared_bytes,
         dtype=str(case.dtype).removeprefix("torch."),
         head_dim=case.dim,
         kv_dtype=case.kv_dtype,

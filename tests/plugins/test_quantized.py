@@ -237,6 +237,16 @@ def test_a_long_context_equals_the_reference_to_the_same_bits_each_time(kv_dtype
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("shared_bytes", [99 << 10, 163 << 10])
+def test_devices_of_less_shared_memory_have_kernels_of_their_own(kv_dtype, shared_bytes):
+    for sequences in ([(20011, 1)], [(700, 1), (64, 1), (3000, 9)]):
+        case = quantized_case(make_case(sequences, device="cuda"), kv_dtype)
+        out = run_attention(case, shared_bytes=shared_bytes)
+        assert error(out, expected_output(case)) < TOLERANCE["bfloat16"] / 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("layout", [(32, 2, 128, "bfloat16"), (9, 3, 64, "float16"), (4, 4, 128, "bfloat16")])
 @pytest.mark.parametrize(
     ("sequences", "tokens"),
