@@ -83,11 +83,11 @@ class Nvcc:
         Raises:
             CompileError: with the compiler's log.
         """
-        target = f"{capability[0]}{capability[1]}"
+        target = nvrtc.target_of(capability)
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "image"
             kind = "-ptx" if ptx else "-cubin"
-            arch = f"-arch={'compute' if ptx else 'sm'}_{target}"
+            arch = f"-gencode=arch=compute_{target},code={'compute' if ptx else 'sm'}_{target}"
             command = [
                 self.path,
                 kind,

@@ -22,6 +22,15 @@ class CompileError(RuntimeError):
     """The compiler refused a source; the message holds its log."""
 
 
+def target_of(capability: tuple[int, int]) -> str:
+    """What compilers call a compute capability: "87".
+
+    Of 9.0 it is the target with that capability's own instructions, "90a": its code runs on no other, but no other could
+    run plain code of 9.0 either.
+    """
+    return f"{capability[0]}{capability[1]}{'a' if capability == (9, 0) else ''}"
+
+
 @dataclass(frozen=True)
 class Compiled:
     """What a compilation gave: the image and the compiler's words (registers and spills of each kernel)."""
@@ -70,9 +79,8 @@ class Library:
         Raises:
             CompileError: with the compiler's log.
         """
-        target = f"{capability[0]}{capability[1]}"
         options = [
-            f"--gpu-architecture={'compute' if ptx else 'sm'}_{target}",
+            f"--gpu-architecture={'compute' if ptx else 'sm'}_{target_of(capability)}",
             "--std=c++17",
             f"--include-path={include}",
             "--ptxas-options=-v",
