@@ -13,8 +13,8 @@ from edged.errors import ConfigError
 if TYPE_CHECKING:
     from edged.config import ModelConfig
 
-_DEVICES: dict[str, tuple[str, ...]] = {"torch": ("cpu", "cuda")}
-"""Devices of each executor."""
+_DEVICES: dict[str, tuple[str, ...]] = {"torch": ("cpu", "cuda"), "tensorrt": ("cuda",)}
+"""Devices of each executor; ``auto`` takes the first."""
 
 _LEAST_CAPABILITY = (8, 0)
 

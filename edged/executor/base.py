@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -80,6 +80,8 @@ class StepBatch:
             first of them its root, parents stand before their children, and every node is a needed row. The node at
             depth d has the position ``lengths[s] + d``, and token i of the sequence is written to slot
             ``lengths[s] + i`` of its pages. A sequence that brings no tree has zeros. None: there is no tree.
+        draft_slots: One entry a sequence, or nothing: what :meth:`DraftModel.open` gave for it. It is shown the hidden
+            states of the tokens that the step stores.
     """
 
     token_ids: Int32Array
@@ -90,6 +92,7 @@ class StepBatch:
     logit_rows: Int32Array
     sampling: Sequence[SamplingRow] = field(default_factory=tuple)
     tree_masks: UInt64Array | None = None
+    draft_slots: Sequence[object | None] = ()
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,29 @@ class ExecutorLimits:
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is being done, units done, units in all)."""
+
+
+class DraftTree(Protocol):
+    """A tree that a draft model grows (:class:`edged.speculation.expansion.Expander`)."""
+
+    def expand(self, nodes: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> None:
+        """Run the draft on nodes of one level."""
+
+    def likeliest(self, node: int, count: int) -> tuple[list[int], list[float]]:
+        """The likeliest tokens after a node that was run, and their probabilities."""
+
+
+class DraftModel(Protocol):
+    """A draft model beside the target."""
+
+    def open(self) -> Any:  # noqa: ANN401 - the model's own
+        """Room for a new sequence; None where all is taken."""
+
+    def close(self, slot: Any) -> None:  # noqa: ANN401
+        """The sequence has ended."""
+
+    def start(self, slot: Any, tokens: Sequence[int]) -> DraftTree | None:  # noqa: ANN401
+        """Begin a tree below the last of a sequence's tokens; None where too little was seen of it."""
 
 
 class Executor(abc.ABC):
@@ -152,6 +178,11 @@ class Executor(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Give the device memory back."""
+
+    @property
+    def draft_model(self) -> DraftModel | None:
+        """The draft model beside the target, where one is configured."""
+        return None
 
     @property
     def page_bytes(self) -> int:

@@ -17,10 +17,12 @@ from edged.executor.batch_check import check_batch, check_sampling
 from edged.executor.host_sampler import draw as draw_on_host
 from edged.executor.page_copies import PageCopies
 from edged.executor.torch_buffers import allocate
+from edged.executor.torch_eagle import DraftSlot, TorchEagle
 from edged.executor.torch_operators import TorchOperators
+from edged.executor.torch_packed import packed_weights
 from edged.executor.torch_tree import accepted_paths, parent_rows
 from edged.executor.torch_weights import read_weights
-from edged.memory.buffers import ModelPlan, step_buffers, weight_buffers
+from edged.memory.buffers import ModelPlan, draft_buffers, step_buffers, weight_buffers
 from edged.models.architecture import Architecture
 from edged.models.decoder import Decoder
 from plugins_trt.sample.reference import sample
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
     from edged.config import ModelConfig
     from edged.executor.base import ByteArray, FloatArray, Int32Array, Progress, SamplingRow, StepBatch
+    from edged.memory.draft_plan import DraftPlan
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -63,6 +66,7 @@ class TorchExecutor(Executor):
             pages=plan.pages,
             vocabulary=plan.architecture.vocabulary,
         )
+        self._eagle: TorchEagle | None = None
         self.buffers: dict[str, torch.Tensor] = {}
         """Every tensor that lives as long as the executor, by the name of its spec."""
 
@@ -83,7 +87,7 @@ class TorchExecutor(Executor):
         torch.set_num_threads(self._threads)
         plan = self.plan
         device = torch.device(plan.device)
-        specs = (*weight_buffers(plan), *step_buffers(plan))
+        specs = (*weight_buffers(plan), *step_buffers(plan), *draft_buffers(plan))
         self.buffers = allocate(specs, device, progress)
         progress("allocating", len(specs), len(specs))
         read_weights(self._folder, plan.architecture, self.buffers, progress)
@@ -98,7 +102,34 @@ class TorchExecutor(Executor):
             torch.from_numpy(frequencies).to(device),
             plan.logit_rows,
             plan.selection,
+            keeps_hidden=plan.draft is not None,
         )
+        if plan.draft is not None:
+            self._load_draft(plan.draft)
+
+    def _load_draft(self, draft: DraftPlan) -> None:
+        layer, token_map = draft.eagle.layer, draft.token_map
+        head = self._decoder.head.weight
+        if packed_weights(self.plan.architecture, self.buffers).get(self._decoder.head.name) is not None:
+            raise UnsupportedError(
+                "a draft shares the model's LM head, which is quantized here: use a checkpoint whose head is not",
+                field="speculation.draft",
+            )
+        frequencies = layer.rope.inverse_frequencies(layer.head_dim, self.plan.context_length)
+        self._eagle = TorchEagle(
+            draft.eagle,
+            self.buffers,
+            torch.from_numpy(frequencies),
+            head=head,
+            token_map=None if token_map is None else torch.from_numpy(token_map.astype(np.int64)),
+            window=draft.window,
+        )
+        self._eagle.read(draft.eagle, head)
+
+    @property
+    def draft_model(self) -> TorchEagle | None:
+        """The EAGLE draft, where there is one."""
+        return self._eagle
 
     def step(self, batch: StepBatch) -> Int32Array:
         """Run one step and draw a token for each needed row, int32 [R]."""
@@ -134,9 +165,21 @@ class TorchExecutor(Executor):
 
         check_sampling(batch)
         self._run(batch, draw)
+        paths = accepted_paths(batch, drawn)
         if parents:
-            self._keep(batch, accepted_paths(batch, drawn))
+            self._keep(batch, paths)
+        if self._eagle is not None and batch.draft_slots:
+            self._show(self._eagle, batch, paths)
         return drawn
+
+    def _show(self, eagle: TorchEagle, batch: StepBatch, paths: dict[int, list[int]]) -> None:
+        """Show the hidden states of what was stored to the sequences' drafts."""
+        starts, lengths = batch.sequence_starts.tolist(), batch.lengths.tolist()
+        for index, slot in enumerate(batch.draft_slots):
+            if isinstance(slot, DraftSlot):
+                rows = self._ops.hidden[starts[index] : starts[index + 1]]
+                path = paths.get(index)
+                eagle.observe(slot, rows if path is None else rows[path], lengths[index])
 
     def logits(self, batch: StepBatch) -> FloatArray:
         """Run one step and return the needed rows' logits, fp32 [R, V]."""
@@ -163,6 +206,7 @@ class TorchExecutor(Executor):
 
     def close(self) -> None:
         """Drop every buffer."""
+        self._eagle = None
         self.__dict__.pop("_pages", None)
         self.__dict__.pop("_ops", None)
         self.__dict__.pop("_decoder", None)

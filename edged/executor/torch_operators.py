@@ -29,6 +29,7 @@ class TorchOperators:
         inverse_frequencies: Of the rotary embedding, fp32 ``[D / 2]``.
         head_rows: Rows of logits that the ``logits`` buffer holds.
         rule: Which blocks a query attends to; None attends to everything.
+        keeps_hidden: Whether the final norm's output is wanted of every row (:attr:`hidden`).
     """
 
     def __init__(
@@ -38,7 +39,10 @@ class TorchOperators:
         inverse_frequencies: torch.Tensor,
         head_rows: int,
         rule: SelectionRule | None = None,
+        *,
+        keeps_hidden: bool = False,
     ) -> None:
+        self._keeps_hidden = keeps_hidden
         self._a = decoder.architecture
         self._buffers = buffers
         self._head_rows = head_rows
@@ -55,6 +59,8 @@ class TorchOperators:
         )
         compute = buffers["hidden"].dtype
         self._eps = torch.tensor(self._a.norm_eps, dtype=compute, device=buffers["hidden"].device)
+        self.hidden = buffers["normed"][:0].view(0, self._a.hidden)
+        """The final norm's output of the last step's rows, ``[T, H]``, where it is kept."""
         self._step_views: dict[tuple[int, str], StepViews] = {}
         self._head_views: dict[int, LinearViews] = {}
 
@@ -131,7 +137,7 @@ class TorchOperators:
 
     def needed_rows(self, x: torch.Tensor) -> torch.Tensor:
         """``[T, ..]`` to ``[R, ..]``; every later operator works on the needed rows."""
-        if self._needed is None:
+        if self._needed is None or self._keeps_hidden:
             return x
         self._views = self._needed_views
         target = self._views.hidden if x is self._all_views.hidden else self._views.attended
@@ -140,6 +146,10 @@ class TorchOperators:
     def logits(self, hidden: torch.Tensor, head: Linear[torch.Tensor], divisor: float) -> torch.Tensor:
         """``[R, H]`` to ``[R, V]``, given to the step's consumer in groups that fit the logits buffer."""
         logits = self._buffers["logits"][:0].view(0, self._a.vocabulary)
+        if self._keeps_hidden:
+            self.hidden = hidden
+            if self._needed is not None:
+                hidden = hidden.index_select(0, self._needed)
         for first in range(0, hidden.shape[0], self._head_rows):
             rows = hidden[first : first + self._head_rows]
             views = self._head_views_of(rows.shape[0])

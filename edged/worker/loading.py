@@ -24,6 +24,10 @@ def load_executor(config: ModelConfig) -> tuple[str, Executor]:
         UnsupportedError: The executor does not run this model there.
     """
     name = choose_executor(config)
+    if name == "tensorrt":
+        from edged.executor.tensorrt_executor import TensorRTExecutor  # noqa: PLC0415
+
+        return name, TensorRTExecutor(config)
     # Both import torch; only its engines do.
     if config.device == "cuda":
         from edged.executor.cuda_executor import CudaExecutor  # noqa: PLC0415

@@ -1,0 +1,326 @@
+"""The TensorRT executor on stand-ins for TensorRT and the GPU, held to the torch executor's fp32 logits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from executor_runner import Runner, load
+from host_device import HostDevice
+from tensorrt_stand_in import (
+    CONTEXT_BYTES,
+    StandInDevice,
+    StandInRuntime,
+    provide,
+    with_engine_bytes,
+)
+from test_cuda_executor import MODELS as DENSE
+from test_cuda_executor import write_model
+from test_cuda_packed import MODELS as PACKED
+from test_cuda_packed import write_packed
+
+from edged.config import AttentionConfig, ModelConfig
+from edged.errors import FailedPreconditionError, LedgerError, UnsupportedError
+from edged.executor.base import SamplingRow
+from edged.executor.host_sampler import HostOptions, HostSampler
+from edged.executor.tensorrt_device import EngineKernels
+from edged.executor.tensorrt_executor import TensorRTExecutor
+from edged.memory.buffers import step_buffers, weight_buffers
+from edged.memory.cuda_buffers import captured_sizes
+from plugins_trt.sample.reference import sample
+
+SETTINGS = {"context_length": 512, "max_sequences": 3, "prefill_chunk": 128}
+FEW = AttentionConfig(mode="sparse", dense_below=150, top_k=2, window=64)
+ERROR = 0.012
+"""Mean difference of float16 from fp32 over the spread of the logits."""
+FOLDERS = {
+    "dense, tied": {**DENSE["small"], "tie_word_embeddings": True},
+    "biased": DENSE["biased"],
+    "4-bit": PACKED["gptq, a group a row, biases"],
+    "ternary": PACKED["ternary, group 128"],
+}
+
+
+def references(plan: Any) -> EngineKernels:
+    """The kernels' references, on the pointers they are given."""
+    host = HostDevice().kernels(plan)
+    return EngineKernels(
+        attend=lambda args, _: host.attention(args),
+        multiply=lambda args, _: host.packed(args),
+        argmax=host.argmax,
+        sample=host.sample,
+    )
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root, made = tmp_path_factory.mktemp("models"), {}
+    for index, (name, config) in enumerate(FOLDERS.items()):
+        made[name] = root / str(index)
+        if isinstance(config, tuple):
+            write_packed(made[name], *config)
+        else:
+            write_model(made[name], config)
+    return made
+
+
+def config_of(folder: Path, **settings: Any) -> ModelConfig:
+    return ModelConfig(
+        "m", folder, executor="tensorrt", device="cuda", dtype="float16", **{**SETTINGS, **settings}
+    )
+
+
+def open_executor(folder: Path, **settings: Any) -> tuple[TensorRTExecutor, StandInDevice, StandInRuntime]:
+    config = config_of(folder, **settings)
+    device, runtime = StandInDevice(references), StandInRuntime(config)
+    executor = TensorRTExecutor(
+        config, provide=provide, open_device=lambda: device, open_runtime=lambda _: runtime
+    )
+    executor.load(lambda *_: None)
+    return executor, device, runtime
+
+
+@pytest.fixture(scope="module")
+def executors(folders: dict[str, Path]) -> Any:
+    made: dict[Any, Any] = {}
+
+    def get(name: str, attention: AttentionConfig = AttentionConfig()) -> Any:  # noqa: B008 - frozen
+        if (name, attention) not in made:
+            made[name, attention] = open_executor(folders[name], attention=attention)
+        return made[name, attention]
+
+    yield get
+    for executor, _, _ in made.values():
+        executor.close()
+
+
+@pytest.fixture(scope="module")
+def fp32(folders: dict[str, Path]) -> Any:
+    made: dict[Any, Any] = {}
+
+    def get(name: str, attention: AttentionConfig = AttentionConfig()) -> Any:  # noqa: B008 - frozen
+        if (name, attention) not in made:
+            made[name, attention] = load(folders[name], attention=attention, **SETTINGS)
+        return made[name, attention]
+
+    yield get
+    for executor in made.values():
+        executor.close()
+
+
+def prompt(count: int, seed: int = 5) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 250, count).tolist()
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).mean() / expected.std() < ERROR
+
+
+def ragged(runner: Runner) -> list[Any]:
+    """Prompts of several lengths in pieces beside each other, then steps of every bucket: the needed rows' logits."""
+    first, second, third = (runner.sequence(prompt(count, count), room=8) for count in (190, 70, 9))
+    found = [
+        runner.logits([(first, 128)]),  # a chunk
+        runner.logits([(first, 40), (second, 70), (third, 5)]),  # pieces beside each other
+        runner.logits([(first, 22), (third, 4)]),
+    ]
+    for sequence in (first, second, third):
+        sequence.tokens += prompt(6, len(sequence.tokens))
+    found += [
+        runner.logits([(first, 1), (second, 1), (third, 1)]),
+        runner.logits([(second, 1)]),
+        runner.logits([(third, 3), (first, 2)], "all"),
+    ]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [*((name, AttentionConfig()) for name in FOLDERS), ("biased", FEW)],
+    ids=[*FOLDERS, "biased, sparse"],
+)
+def test_ragged_steps_give_the_logits_of_the_torch_executor(
+    name: str, attention: AttentionConfig, executors: Any, fp32: Any
+) -> None:
+    executor, device, runtime = executors(name, attention)
+    for found, expected in zip(ragged(Runner(executor)), ragged(Runner(fp32(name, attention))), strict=True):
+        assert_close(found, expected)
+    decode, prefill = runtime.engine.contexts[1:], runtime.engine.contexts[0]
+    assert prefill.runs[:2] == [128, 128]  # 115 and its padding
+    assert (
+        [context.runs[0] for context in decode]
+        == list(captured_sizes(executor.plan))
+        == [1, 2, 4, 8, 16, 32, 64]
+    )
+    assert (
+        device.captured == len(decode) * (2 if attention.mode == "sparse" else 1) + 3
+    )  # draws of 1, 2 and 4 rows
+
+
+@pytest.mark.parametrize("name", ["dense, tied", "4-bit"])
+def test_greedy_tokens_of_sequences_that_share_steps_are_the_torch_executors(
+    name: str, executors: Any, fp32: Any
+) -> None:
+    runner = Runner(executors(name)[0])
+    sequences = [runner.sequence(prompt(count, count), room=16) for count in (100, 65, 3)]
+    drawn = runner.generate(sequences, 12, chunk=128)
+    checker = Runner(fp32(name))
+    for sequence, tokens, count in zip(sequences, drawn, (100, 65, 3), strict=True):
+        whole = checker.sequence(sequence.tokens)
+        logits = checker.prefill(whole, 128)[count - 1 : -1]
+        best = logits.argmax(1)
+        assert len(tokens) == len(best) == 12
+        for row, (token, wanted) in enumerate(zip(tokens, best.tolist(), strict=True)):
+            # float16 may swap what fp32 holds nearly equal.
+            assert token == wanted or logits[row, wanted] - logits[row, token] < 0.02 * logits[row].std()
+        assert (np.array(tokens) == best).mean() > 0.8
+        checker = Runner(fp32(name))
+
+
+def test_seeded_draws_are_the_samplers_whatever_shares_the_step(executors: Any) -> None:
+    executor = executors("biased")[0]
+    runner = Runner(executor)
+    sequences = [runner.sequence(prompt(count, count), room=4) for count in (20, 30, 5)]
+    batch = runner.batch([(each, len(each.tokens)) for each in sequences])
+    rows = [
+        SamplingRow(temperature=1.1, seed=7, position=20, top_k=40),
+        SamplingRow(),
+        SamplingRow(temperature=0.7, seed=2**63 + 5, position=5, top_p=0.8),
+    ]
+    batch = type(batch)(**{**vars(batch), "sampling": tuple(rows)})
+    logits = torch.from_numpy(executor.logits(batch))
+    wanted = sample(
+        logits,
+        temperatures=[row.temperature for row in rows],
+        top_ks=[row.top_k for row in rows],
+        top_ps=[row.top_p for row in rows],
+        seeds=[row.seed for row in rows],
+        positions=[row.position for row in rows],
+    )
+    assert executor.step(batch).tolist() == wanted.tolist()
+    # A row that only the host can draw, beside them.
+    host = HostSampler(HostOptions(logit_bias=((3, 1e4),)), [])
+    mixed = type(batch)(**{**vars(batch), "sampling": (rows[0], SamplingRow(host=host), rows[2])})
+    assert executor.step(mixed).tolist() == [int(wanted[0]), 3, int(wanted[2])]
+
+
+def test_pages_survive_the_way_to_the_host_and_back(executors: Any) -> None:
+    executor = executors("biased", FEW)[0]
+    runner = Runner(executor)
+    sequence = runner.sequence(prompt(100), room=40)
+    runner.logits([(sequence, 100)])
+    sequence.tokens += prompt(2, 1)
+    pages = sequence.table[:2]
+    kept = np.empty((2, executor.page_bytes), np.uint8)
+    executor.read_pages(pages, kept)
+    batch = runner.batch([(sequence, 1)])
+    expected = executor.logits(batch)
+    executor.write_pages(pages, np.zeros_like(kept))
+    assert np.abs(executor.logits(batch) - expected).max() > 1e-3
+    moved = np.array([20, 21], np.int32)
+    executor.write_pages(moved, kept)
+    elsewhere = type(batch)(**{**vars(batch), "page_tables": [moved]})
+    assert np.array_equal(executor.logits(elsewhere), expected)
+
+
+def test_what_is_allocated_is_what_the_ledger_planned_and_close_gives_it_back(
+    folders: dict[str, Path],
+) -> None:
+    executor, device, runtime = open_executor(folders["4-bit"])
+    planned = sum(spec.nbytes for spec in (*weight_buffers(executor.plan), *step_buffers(executor.plan)))
+    assert device.allocated == planned
+    executor.close()
+    assert (device.closed, runtime.engine.closed, executor.pointers) == (True, True, {})
+    open_executor(folders["4-bit"])[0].close()  # the stream's session was closed
+
+
+def test_an_engine_that_needs_more_than_was_planned_is_refused(folders: dict[str, Path]) -> None:
+    config = config_of(folders["biased"])
+
+    def larger(config: ModelConfig, progress: Any) -> Any:
+        return with_engine_bytes(provide(config, progress), 1 << 40)
+
+    executor = TensorRTExecutor(
+        config,
+        provide=larger,
+        open_device=lambda: pytest.fail("nothing is allocated"),
+        open_runtime=lambda _: StandInRuntime(config),
+    )
+    with pytest.raises(LedgerError, match=r"its engine needs 1099511627776 bytes .*start again"):
+        executor.load(lambda *_: None)
+    assert CONTEXT_BYTES < 1 << 40
+
+
+def test_parts_of_two_cuda_majors_are_refused_and_nothing_stays(folders: dict[str, Path]) -> None:
+    config = config_of(folders["biased"])
+    device, runtime = StandInDevice(references), StandInRuntime(config)
+    runtime.cuda_major = 12
+    executor = TensorRTExecutor(
+        config, provide=provide, open_device=lambda: device, open_runtime=lambda _: runtime
+    )
+    with pytest.raises(FailedPreconditionError, match="TensorRT for CUDA 12, PyCUDA for CUDA 13"):
+        executor.load(lambda *_: None)
+    assert device.closed
+
+
+def test_trees_and_quantized_pages_are_refused(folders: dict[str, Path], executors: Any) -> None:
+    executor = executors("biased")[0]
+    runner = Runner(executor)
+    batch = runner.batch([(runner.sequence([1, 2]), 1)])
+    tree = type(batch)(**{**vars(batch), "tree_masks": np.array([1], np.uint64)})
+    with pytest.raises(UnsupportedError, match="verifies no trees"):
+        executor.logits(tree)
+
+
+SERVING = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+import numpy as np
+from numpy_kernels import kernels
+from tensorrt_stand_in import StandInDevice, StandInRuntime, provide
+from edged.config import ModelConfig
+import edged.worker.engine
+from edged.executor import tensorrt_device, tensorrt_runtime
+from edged.executor.base import SamplingRow, StepBatch
+from edged.executor.tensorrt_executor import TensorRTExecutor
+config = ModelConfig("m", Path(sys.argv[2]), executor="tensorrt", device="cuda", dtype="float16", context_length=512,
+                     prefill_chunk=128)
+runtime = StandInRuntime(config)
+executor = TensorRTExecutor(config, provide=provide, open_device=lambda: StandInDevice(kernels),
+                            open_runtime=lambda _: runtime)
+executor.load(lambda *_: None)
+ids = np.array(eval(sys.argv[3]), np.int32)
+table = [np.arange(8, dtype=np.int32)]
+drawn, stored = [], 0
+while len(drawn) < 8:
+    count = len(ids)
+    batch = StepBatch(ids, np.arange(stored, stored + count, dtype=np.int32), np.array([0, count], np.int32),
+                      np.array([stored], np.int32), table, np.array([count - 1], np.int32), (SamplingRow(),))
+    drawn.append(int(executor.step(batch)[0]))
+    stored, ids = stored + count, np.array(drawn[-1:], np.int32)
+executor.close()
+print(drawn)
+loaded = {"torch", "tensorrt", "tensorrt_rtx"} & set(sys.modules)
+assert not loaded, loaded
+"""
+
+
+def test_serving_imports_no_torch(folders: dict[str, Path], executors: Any) -> None:
+    tokens = prompt(90)
+    done = subprocess.run(
+        [sys.executable, "-c", SERVING, str(Path(__file__).parent), str(folders["dense, tied"]), str(tokens)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    runner = Runner(executors("dense, tied")[0])
+    assert done.stdout.strip() == str(runner.generate([runner.sequence(tokens, room=8)], 8, chunk=128)[0])
