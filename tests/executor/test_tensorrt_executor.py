@@ -1,4 +1,6 @@
-"""The TensorRT executor on stand-ins for TensorRT and the GPU, held to the torch executor's fp32 logits."""
+"""The TensorRT executor held to the torch executor's fp32 logits: on stand-ins for TensorRT and the GPU everywhere; on a GPU
+with PyCUDA, captured graphs and our kernels, where torch stands in for TensorRT alone.
+"""
 
 from __future__ import annotations
 
@@ -75,9 +77,17 @@ def config_of(folder: Path, **settings: Any) -> ModelConfig:
     )
 
 
-def open_executor(folder: Path, **settings: Any) -> tuple[TensorRTExecutor, StandInDevice, StandInRuntime]:
+def open_executor(folder: Path, place: str = "references", **settings: Any) -> Any:
     config = config_of(folder, **settings)
-    device, runtime = StandInDevice(references), StandInRuntime(config)
+    device: Any = StandInDevice(references)
+    runtime: Any = StandInRuntime(config)
+    if place == "kernels":
+        from tensorrt_on_torch import TorchRuntime
+
+        from edged.executor.tensorrt_device import PyCudaDevice
+
+        torch.zeros(1, device="cuda")
+        device, runtime = PyCudaDevice(), TorchRuntime(config)
     executor = TensorRTExecutor(
         config, provide=provide, open_device=lambda: device, open_runtime=lambda _: runtime
     )
@@ -85,13 +95,13 @@ def open_executor(folder: Path, **settings: Any) -> tuple[TensorRTExecutor, Stan
     return executor, device, runtime
 
 
-@pytest.fixture(scope="module")
-def executors(folders: dict[str, Path]) -> Any:
+@pytest.fixture(scope="module", params=["references", pytest.param("kernels", marks=pytest.mark.gpu)])
+def executors(folders: dict[str, Path], request: pytest.FixtureRequest) -> Any:
     made: dict[Any, Any] = {}
 
     def get(name: str, attention: AttentionConfig = AttentionConfig()) -> Any:  # noqa: B008 - frozen
         if (name, attention) not in made:
-            made[name, attention] = open_executor(folders[name], attention=attention)
+            made[name, attention] = open_executor(folders[name], request.param, attention=attention)
         return made[name, attention]
 
     yield get
