@@ -17,25 +17,28 @@ from plugins_trt.contract import (
 )
 from plugins_trt.ternary_linear.layout import BLOCK, GROUPS, TILE, blocks_of, check_sizes, tiles_of
 
-SLAB = 64
+SLAB = 32
 """Rows of x that a thread block takes at most."""
 
-FEW_ROWS = 8
+FEW_ROWS = 4
 """Up to here, and where x is small, the weights stream past an x that lies whole in shared memory."""
 
 FEW_BYTES = 40 << 10
 """Of such an x."""
 
+WARPS = 16
+"""Of a thread block that keeps x whole."""
+
+MAX_SUM_BYTES = 20 << 10
+"""Of the sums of such a thread block."""
+
 BLOCK_TILES = 8
 """Tiles of a thread block that streams x too."""
-
-WARPS = 8
-"""Of a thread block."""
 
 OCTET = 8
 """Outputs that are widened together."""
 
-_MAX_SPLITS = 16
+_MAX_SPLITS = 8  # thread blocks of a cluster
 _SPLIT_INPUTS = 512  # of a share of the inputs, at least
 
 
@@ -45,6 +48,7 @@ class LinearPlan:
 
     few: bool  # x lies whole in shared memory
     splits: int  # shares of the inputs: few, of the warps of a thread block; else of thread blocks
+    thread_blocks: int  # for all tiles and slabs of rows
     workspace_bytes: int  # float32 [splits, M, 16 tiles], 0 without splits or few
 
     @classmethod
@@ -52,13 +56,9 @@ class LinearPlan:
         """Cuts a product of up to `rows` rows for a device of `multiprocessors`."""
         check_at_least("multiprocessors", multiprocessors, 1)
         tiles, blocks = tiles_of(outputs), blocks_of(inputs)
-        if rows <= FEW_ROWS and rows * inputs * 2 <= FEW_BYTES:
-            # The least work of the busiest multiprocessor, where that is equal the fewest shares.
-            def of_the_busiest(splits: int) -> int:
-                rounds = ceil_div(ceil_div(tiles * splits, WARPS), multiprocessors)
-                return rounds * ceil_div(blocks, splits)
-
-            return cls(True, min((1, 2, 4, 8), key=of_the_busiest), 0)
+        few = cls._few(rows, tiles, blocks, multiprocessors)
+        if few is not None:
+            return few
         groups = ceil_div(tiles, BLOCK_TILES) * ceil_div(rows, SLAB)
         most = max(1, min(_MAX_SPLITS, inputs // _SPLIT_INPUTS))
 
@@ -69,7 +69,26 @@ class LinearPlan:
 
         splits = min(range(1, most + 1), key=time)
         size = round_up(splits * rows * tiles * TILE * 4, 256) if splits > 1 else 0
-        return cls(False, splits, size)
+        return cls(False, splits, groups, size)
+
+    @classmethod
+    def _few(cls, rows: int, tiles: int, blocks: int, multiprocessors: int) -> LinearPlan | None:
+        """Where x is small enough to lie whole in shared memory: a thread block a multiprocessor, or some each."""
+        if rows > FEW_ROWS or rows * blocks * BLOCK * 2 > FEW_BYTES:
+            return None
+        thread_blocks = 0
+        while thread_blocks < tiles:
+            thread_blocks = min(tiles, thread_blocks + multiprocessors)
+            most = ceil_div(tiles, thread_blocks)  # tiles of a thread block
+
+            # The least work of a warp; where that is equal, the fewest shares.
+            def of_a_warp(splits: int, most: int = most) -> int:
+                return ceil_div(most * splits, WARPS) * ceil_div(blocks // 2, splits)
+
+            splits = min((1, 2, 4, 8, 16), key=of_a_warp)
+            if most * splits * rows * 4 * (TILE + 4) <= MAX_SUM_BYTES:
+                return cls(True, splits, thread_blocks, 0)
+        return None
 
 
 @dataclass(frozen=True)

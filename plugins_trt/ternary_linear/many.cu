@@ -1,9 +1,8 @@
-// The product of rows of x with ternary weights, up to 64 of them in a thread block.
+// The product of rows of x with ternary weights, up to 32 of them in a thread block.
 //
-// A thread block takes 8 tiles, 128 outputs, and a share of the inputs. Its warps are four pairs, of two tiles each; the
-// warps of a pair take a half of the inputs of a round each and add up at the end, or of 64 rows a half of the rows. x goes
-// through shared memory once a thread block; a fragment of it that a warp reads serves its two tiles. With several shares
-// of the inputs, `reduce` adds them up in their order.
+// A thread block takes 8 tiles, 128 outputs, one for each of its warps, and a share of the inputs. x goes through shared
+// memory once a thread block. With several shares of the inputs, the thread blocks of a cluster add them up in their order,
+// or where there are no clusters, `reduce` does.
 #include "ternary_linear/ternary.cuh"
 
 constexpr int kThreads = 256;
@@ -11,201 +10,170 @@ constexpr int kTilesOfBlock = 8;
 constexpr int kOutputs = kTilesOfBlock * kTile;
 constexpr int kSumStride = kOutputs + 4;  // floats of a row of sums
 
-// Of 8 kTiles rows a warp; kRowHalves: the warps of a pair share the rows, not the inputs.
-template <int kTiles, bool kRowHalves>
+// Of 8 kTiles rows.
+template <int kTiles>
 struct Shape {
-    static constexpr int kRows = 8 * kTiles * (kRowHalves ? 2 : 1);
-    static constexpr int kBlocks = kRowHalves ? 1 : 2;  // of inputs, of a round
-    static constexpr int kStages = !kRowHalves && kTiles == 4 ? 3 : 4;  // as many as the smallest device has room for
+    static constexpr int kRows = 8 * kTiles;
+    static constexpr int kBlocks = kTiles == 1 ? 4 : 2;  // of inputs, of a round
+    static constexpr int kStages = kTiles == 2 ? 4 : 3;  // as many as the smallest device has room for
     static constexpr u32 kRowBytes = kBlocks * kBlock * 2;
     static constexpr u32 kXBytes = kRows * kRowBytes;
     static constexpr u32 kWordBytes = kTilesOfBlock * kBlocks * 512;
     static constexpr int kPieces = kRowBytes / 16;  // of a row
 };
 
+// Keeps the compiler from computing a value again wherever it is used.
+template <typename V>
+__device__ __forceinline__ void keep(V& value) {
+    asm volatile("" : "+r"(value));
+}
+
 // Grid: (ceil(tiles / 8) times as many as there are slabs of rows, which come first, splits).
-template <typename T, int kTiles, bool kRowHalves>
+template <typename T, int kTiles, bool kFine>
 __device__ __forceinline__ void many(const Linear& args) {
-    using S = Shape<kTiles, kRowHalves>;
+    using S = Shape<kTiles>;
     extern __shared__ __align__(1024) unsigned char ring[];
     int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     int g = lane >> 2, t = lane & 3;
-    int half = warp / 4, pair = warp % 4;
     int slabs = ceil_div(args.rows, S::kRows);
     int slab = (int)blockIdx.x % slabs, tiles_before = (int)blockIdx.x / slabs * kTilesOfBlock;
     int first_row = slab * S::kRows, rows_here = min_int(args.rows - first_row, S::kRows);
-    int first_tile = tiles_before + pair * 2;
-    int rounds = args.blocks / S::kBlocks;
+    int rounds = ceil_div(args.blocks, S::kBlocks);
     int begin = (int)((i64)rounds * blockIdx.y / args.splits);
     int end = (int)((i64)rounds * (blockIdx.y + 1) / args.splits);
     u32 base = shared_address(ring);
-    u32 scale_bytes = args.scale_count * 32;  // of a tile's block
+    int of_block = kFine ? args.scale_count : 1;  // scales of an output
+    u32 scale_bytes = of_block * 32;              // of a tile's block
     u32 stage_bytes = S::kXBytes + S::kWordBytes + kTilesOfBlock * S::kBlocks * scale_bytes;
 
-    // Tile m of the pair and block b of a round lie at [pair, m, b]. A warp copies b `half` of both tiles, or of one block
-    // the tile `half`. Tiles behind the last are the last again: their products are not stored.
-    constexpr int kCopied = kRowHalves ? 1 : 2;  // tiles
-    int block = begin * S::kBlocks + (kRowHalves ? 0 : half);
-    int pieces = 2 * args.scale_count;  // of the scales of a tile's block
-    int scaled_tile = kRowHalves || lane < pieces ? 0 : 1, piece_of_scales = lane - scaled_tile * pieces;
-    bool copies_scales = lane < kCopied * pieces;
-    u32 place = (pair * 2 + (kRowHalves ? half : 0)) * S::kBlocks + (kRowHalves ? 0 : half);
-    u32 words_to = S::kXBytes + place * 512 + lane * 16;
-    u32 scales_to = S::kXBytes + S::kWordBytes + (place + scaled_tile * S::kBlocks) * scale_bytes + piece_of_scales * 16;
-    auto first_block = [&](int m) {
-        int tile = min_int(first_tile + m + (kRowHalves ? half : 0), args.tile_count - 1);
-        return (i64)tile * args.blocks + block;
-    };
-    const uint4* words_from[kCopied];
+    // A warp copies the words and scales of its tile itself; behind the last tile it takes the last again, whose products
+    // are not stored then. Of scales there are pieces of 16 bytes, two or more of a block; one scale of all inputs is every
+    // block's.
+    u32 tile = min_int(tiles_before + warp, args.tile_count - 1);
+    int block = begin * S::kBlocks;
+    u32 words_from = (tile * args.blocks + block) * 32 + lane;
+    u32 words_to = S::kXBytes + warp * (S::kBlocks * 512) + lane * 16;
+    int pieces = 2 * of_block;                                             // of a block
+    int stride = !kFine && args.scale_count == 0 ? 0 : pieces;             // from a block to the next
+    u32 copies_scales = lane < S::kBlocks * pieces;
+    u32 scales_from = tile * (stride == 0 ? 2 : args.blocks * stride) + (block + lane / pieces) * stride + lane % pieces;
+    u32 scales_to = S::kXBytes + S::kWordBytes + warp * (S::kBlocks * scale_bytes) + lane * 16;
+    keep(words_to);
+    keep(scales_to);
+    keep(copies_scales);
+    auto copy_weights = [&](u32 stage, bool valid) {
 #pragma unroll
-    for (int m = 0; m < kCopied; ++m) words_from[m] = args.tiles + first_block(m) * 32 + lane;
-    const uint4* scales_from =
-        reinterpret_cast<const uint4*>(args.scales) + first_block(scaled_tile) * pieces + piece_of_scales;
-    auto copy_weights = [&](int round, u32 stage) {
-        if (round < end) {
-#pragma unroll
-            for (int m = 0; m < kCopied; ++m) {
-                copy_async(stage + words_to + m * (S::kBlocks * 512), words_from[m]);
-                words_from[m] += S::kBlocks * 32;
-            }
-            copy_where(copies_scales, stage + scales_to, scales_from);
-            scales_from += S::kBlocks * pieces;
-        }
+        for (int b = 0; b < S::kBlocks; ++b)
+            copy_where(valid && (S::kBlocks <= 2 || block + b < args.blocks), stage + words_to + b * 512, args.tiles + words_from + b * 32);
+        copy_where(valid && copies_scales && (S::kBlocks <= 2 || block + lane / pieces < args.blocks), stage + scales_to,
+                   reinterpret_cast<const uint4*>(args.scales) + scales_from);
+        words_from += S::kBlocks * 32;
+        scales_from += S::kBlocks * stride;
+        block += S::kBlocks;
     };
     constexpr int kRowsAtOnce = kThreads / S::kPieces;
     int own_row = (int)threadIdx.x / S::kPieces, piece = threadIdx.x % S::kPieces;
-    int input = begin * (S::kBlocks * kBlock) + piece * 8;
-    const u16* x_from = args.x + (first_row + own_row) * args.x_stride + input;
+    u32 x_at = (u32)((first_row + own_row) * args.x_stride) + piece * 8;
+    int inputs_left = args.inputs - piece * 8;
     u32 x_to = own_row * S::kRowBytes + ((piece ^ ((own_row & 1) << 2)) << 4);
-    auto copy_rows = [&](int round, u32 stage) {
+    int rows_left = rows_here - own_row;
+    keep(x_to);
+    keep(rows_left);
+    keep(inputs_left);
+    auto copy_rows = [&](u32 stage, int round) {
         if (round < end) {
-            const u16* from = x_from;
+            int input = round * (S::kBlocks * kBlock);
 #pragma unroll
-            for (int i = 0; i < S::kRows / kRowsAtOnce; ++i) {
+            for (int i = 0; i < (S::kRows + kRowsAtOnce - 1) / kRowsAtOnce; ++i) {
                 // (Rows behind the last are what lies there: their products are not stored.)
-                if (own_row + i * kRowsAtOnce < rows_here)
-                    copy_async(stage + x_to + i * (kRowsAtOnce * S::kRowBytes), from, input < args.inputs);
-                from += kRowsAtOnce * args.x_stride;
+                if (rows_left > i * kRowsAtOnce)
+                    copy_async(stage + x_to + i * (kRowsAtOnce * S::kRowBytes),
+                               args.x + (x_at + input + i * kRowsAtOnce * (u32)args.x_stride), input < inputs_left);
             }
-            x_from += S::kBlocks * kBlock;
-            input += S::kBlocks * kBlock;
         }
     };
 
     // The weights of the first rounds do not depend on the launch before.
 #pragma unroll 1
-    for (int i = 0; i < S::kStages - 1; ++i) copy_weights(begin + i, base + i * stage_bytes);
-    if (lane == 0) {
-        constexpr int kAhead = (S::kStages - 1) * S::kBlocks;
-        int left = (end - begin) * S::kBlocks - kAhead;
-        int tile = min_int(first_tile + half, args.tile_count - 1);
-        if (left > 0) prefetch(args.tiles + ((i64)tile * args.blocks + begin * S::kBlocks + kAhead) * 32, left * 512);
-    }
+    for (int i = 0; i < S::kStages - 1; ++i) copy_weights(base + i * stage_bytes, begin + i < end);
     wait_for_dependencies();
     launch_dependents();
 #pragma unroll 1
     for (int i = 0; i < S::kStages - 1; ++i) {
-        copy_rows(begin + i, base + i * stage_bytes);
+        copy_rows(base + i * stage_bytes, begin + i);
         copy_commit();  // (the first group has the weights of all)
     }
 
-    float acc[2][kTiles][4] = {}, part[2][kTiles][4] = {};
+    float acc[kTiles][4] = {};
     // Of rows g and of the pieces 4 u + t, u even and u odd.
-    u32 even = (kRowHalves ? half * kTiles * 8 + g : g) * S::kRowBytes + ((t ^ ((g & 1) << 2)) << 4);
+    u32 even = g * S::kRowBytes + ((t ^ ((g & 1) << 2)) << 4);
+    u32 scales_at = S::kXBytes + S::kWordBytes + warp * (S::kBlocks * scale_bytes) + g * of_block * 4;
+    keep(even);
     u32 odd = even ^ 64;
+    keep(odd);
+    keep(scales_at);
     u32 filling = (S::kStages - 1) * stage_bytes;  // bytes into the ring
 #pragma unroll 1
     for (int round = begin; round < end; ++round) {
         copy_wait<S::kStages - 2>();
         __syncthreads();  // what others copied is here, and what was read in the last round is free
-        copy_weights(round + S::kStages - 1, base + filling);
-        copy_rows(round + S::kStages - 1, base + filling);
+        bool more = round + S::kStages - 1 < end;
+        copy_weights(base + filling, more);
+        copy_rows(base + filling, round + S::kStages - 1);
         copy_commit();
         filling = filling == (S::kStages - 1) * stage_bytes ? 0 : filling + stage_bytes;
-        int b = kRowHalves ? 0 : half;
         const unsigned char* stage = ring + filling;  // what is filled next is what is read now
-        const unsigned char* x = stage + b * (kBlock * 2);
-        uint4 words[2];
 #pragma unroll
-        for (int m = 0; m < 2; ++m)
-            words[m] = *reinterpret_cast<const uint4*>(stage + S::kXBytes + ((pair * 2 + m) * S::kBlocks + b) * 512 + lane * 16);
+        for (int b = 0; b < S::kBlocks; ++b) {
+            if (S::kBlocks > 2 && round * S::kBlocks + b >= args.blocks) break;
+            uint4 words = *reinterpret_cast<const uint4*>(stage + words_to + b * 512);
+            float part[kTiles][4];
 #pragma unroll
-        for (int u = 0; u < 4; ++u) {
-            u32 a[2][2][4];
-            weights_of(a[0], words[0], u);
-            weights_of(a[1], words[1], u);
+            for (int u = 0; u < 4; ++u) {
+                if (kTiles >= 4) asm volatile("" ::: "memory");  // or too much is loaded ahead
+                u32 a[2][4];
+                weights_of(a, words, u);
+                bool begins = kFine ? u % 2 == 0 || args.scale_count == 4 : u == 0;
+                bool ends = kFine ? u % 2 == 1 || args.scale_count == 4 : u == 3;
+                if (kFine && begins) {
 #pragma unroll
-            for (int n = 0; n < kTiles; ++n) {
-                uint4 x_of_row = *reinterpret_cast<const uint4*>(
-                    x + (u % 2 == 0 ? even + u * 64 : odd + (u - 1) * 64) + n * (8 * S::kRowBytes));
+                    for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-                for (int m = 0; m < 2; ++m) {
-                    T::mma(part[m][n], a[m][0][0], a[m][0][1], a[m][0][2], a[m][0][3], x_of_row.x, x_of_row.y);
-                    T::mma(part[m][n], a[m][1][0], a[m][1][1], a[m][1][2], a[m][1][3], x_of_row.z, x_of_row.w);
+                        for (int e = 0; e < 4; ++e) part[n][e] = 0.0f;
                 }
-            }
-            // A group ends here: with four scales a block everywhere, with two at 1 and 3, with one at 3.
-            if (args.scale_count == 4 || (u % 2 == 1 && args.scale_count == 2) || (u == 3 && args.scale_count == 1)) {
-                int j = args.scale_count == 4 ? u : args.scale_count == 2 ? u / 2 : 0;
 #pragma unroll
-                for (int m = 0; m < 2; ++m) {
-                    u32 both = *reinterpret_cast<const u32*>(stage + S::kXBytes + S::kWordBytes +
-                                                             ((pair * 2 + m) * S::kBlocks + b) * scale_bytes +
-                                                             (g * args.scale_count + j) * 4);
+                for (int n = 0; n < kTiles; ++n) {
+                    uint4 of_x = *reinterpret_cast<const uint4*>(
+                        stage + (u % 2 == 0 ? even + u * 64 : odd + (u - 1) * 64) + n * (8 * S::kRowBytes) + b * (kBlock * 2));
+                    if (!kFine && begins) T::mma_first(part[n], a[0][0], a[0][1], a[0][2], a[0][3], of_x.x, of_x.y);
+                    else T::mma(part[n], a[0][0], a[0][1], a[0][2], a[0][3], of_x.x, of_x.y);
+                    T::mma(part[n], a[1][0], a[1][1], a[1][2], a[1][3], of_x.z, of_x.w);
+                }
+                if (ends) {
+                    int j = !kFine ? 0 : args.scale_count == 4 ? u : u / 2;
+                    u32 both = *reinterpret_cast<const u32*>(stage + scales_at + b * scale_bytes + j * 4);
                     float low = F16::low(both), high = F16::high(both);
 #pragma unroll
                     for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-                        for (int e = 0; e < 4; ++e) {
-                            acc[m][n][e] = fmaf(part[m][n][e], e < 2 ? low : high, acc[m][n][e]);
-                            part[m][n][e] = 0.0f;
-                        }
+                        for (int e = 0; e < 4; ++e) acc[n][e] = fmaf(part[n][e], e < 2 ? low : high, acc[n][e]);
                 }
             }
         }
     }
     copy_wait<0>();
     __syncthreads();
-    if (args.scale_count == 0) {
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-            u32 both = first_tile + m < args.tile_count ? args.scales[(first_tile + m) * 8 + g] : 0;
-            float low = F16::low(both), high = F16::high(both);
-#pragma unroll
-            for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) acc[m][n][e] = part[m][n][e] * (e < 2 ? low : high);
-        }
-    }
 
     // The sums in shared memory: [row, output of the block].
     float* sums = reinterpret_cast<float*>(ring);
-    auto of_sum = [&](int m, int n, int e) {
-        int row = 8 * n + 2 * t + (e & 1) + (kRowHalves ? half * kTiles * 8 : 0);
-        return row * kSumStride + (pair * 2 + m) * kTile + g + kHalf * (e >> 1);
-    };
-    if (kRowHalves || half == 1) {
 #pragma unroll
-        for (int m = 0; m < 2; ++m)
+    for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-            for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) sums[of_sum(m, n, e)] = acc[m][n][e];
-    }
+        for (int e = 0; e < 4; ++e)
+            sums[(8 * n + 2 * t + (e & 1)) * kSumStride + warp * kTile + g + kHalf * (e >> 1)] = acc[n][e];
     __syncthreads();
-    if constexpr (!kRowHalves) {
-        if (half == 0) {
-#pragma unroll
-            for (int m = 0; m < 2; ++m)
-#pragma unroll
-                for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-                    for (int e = 0; e < 4; ++e) sums[of_sum(m, n, e)] += acc[m][n][e];
-        }
-        __syncthreads();
-    }
     int width = kTile * args.tile_count, first = tiles_before * kTile;
-    if (args.splits > 1) {
+    if (args.splits > 1 && args.partial != nullptr) {
         for (int i = threadIdx.x; i < rows_here * kOutputs; i += kThreads) {
             int row = i / kOutputs, output = i % kOutputs;
             if (first + output < width)
@@ -214,15 +182,33 @@ __device__ __forceinline__ void many(const Linear& args) {
         }
         return;
     }
-    int columns = args.gated ? kOutputs / 2 : kOutputs;
-    for (int i = threadIdx.x; i < rows_here * columns; i += kThreads) {
+    // Of a cluster, each thread block adds up some of the outputs of all.
+    constexpr int kMostShares = 8;
+    int columns = args.gated ? kOutputs / 2 : kOutputs, count = rows_here * columns, rank = blockIdx.y;
+    if (args.splits > 1) cluster_sync();
+    int last = count * (rank + 1) / args.splits;
+    for (int i = count * rank / args.splits + (int)threadIdx.x; i < last; i += kThreads) {
         int row = i / columns, column = i % columns;
         int output = tiles_before * (args.gated ? kHalf : kTile) + column;
-        if (output >= args.outputs) continue;
-        const float* of_row = sums + row * kSumStride;
-        int at = args.gated ? column / kHalf * kTile + column % kHalf : column;
-        store_output<T>(args, first_row + row, output, of_row[at], args.gated ? of_row[at + kHalf] : 0.0f);
+        int at = row * kSumStride + (args.gated ? column / kHalf * kTile + column % kHalf : column);
+        float sum = sums[at], up = args.gated ? sums[at + kHalf] : 0.0f;
+        if (args.splits > 1) {
+            float of[kMostShares], of_up[kMostShares];
+#pragma unroll
+            for (int k = 0; k < kMostShares; ++k) {
+                of[k] = of_up[k] = 0.0f;
+                if (k < args.splits) {
+                    of[k] = load_of_cluster(base + at * 4, k);
+                    if (args.gated) of_up[k] = load_of_cluster(base + (at + kHalf) * 4, k);
+                }
+            }
+            sum = up = 0.0f;
+#pragma unroll
+            for (int k = 0; k < kMostShares; ++k) sum += of[k], up += of_up[k];
+        }
+        if (output < args.outputs) store_output<T>(args, first_row + row, output, sum, up);
     }
+    if (args.splits > 1) cluster_sync();  // until the others have read
 }
 
 // Adds up the shares of the inputs. Grid: (ceil(outputs / 256), rows).
@@ -244,21 +230,22 @@ __device__ __forceinline__ void reduce(const Linear& args) {
     store_output<T>(args, row, output, sum, up);
 }
 
-#define MANY(type, suffix, rows, tiles, halves)                                                                    \
-    extern "C" __global__ void __launch_bounds__(kThreads, tiles == 4 ? 1 : 2) ternary_many_##suffix##_n##rows(const Linear args) { \
-        many<type, tiles, halves>(args);                                                                           \
+#define MANY(type, suffix, rows, name, fine)                                                                             \
+    extern "C" __global__ void __launch_bounds__(kThreads, 2) ternary_many_##suffix##_n##rows##name(const Linear args) { \
+        many<type, rows / 8, fine>(args);                                                                                \
     }
-#define MANY_OF(type, suffix)        \
-    MANY(type, suffix, 8, 1, false)  \
-    MANY(type, suffix, 16, 2, false) \
-    MANY(type, suffix, 32, 4, false) \
-    MANY(type, suffix, 64, 4, true)
+#define MANY_OF(type, suffix, name, fine) \
+    MANY(type, suffix, 8, name, fine)     \
+    MANY(type, suffix, 16, name, fine)    \
+    MANY(type, suffix, 32, name, fine)
 #define REDUCE(type, suffix)                                                                            \
     extern "C" __global__ void __launch_bounds__(kThreads) ternary_reduce_##suffix(const Linear args) { \
         reduce<type>(args);                                                                             \
     }
 
-MANY_OF(F16, f16)
-MANY_OF(BF16, bf16)
+MANY_OF(F16, f16, , false)
+MANY_OF(F16, f16, _fine, true)
 REDUCE(F16, f16)
+MANY_OF(BF16, bf16, _fine, true)
+MANY_OF(BF16, bf16, , false)
 REDUCE(BF16, bf16)

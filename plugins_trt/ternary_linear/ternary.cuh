@@ -5,7 +5,7 @@
 // of weights, exactly; the factor 2 is taken out of the fp32 sums at the end.
 #pragma once
 #include "common.cuh"
-#include "ternary_linear/copies.cuh"
+#include "ternary_linear/device.cuh"
 
 struct Linear {
     const u16* x;         // [rows, inputs], x_stride apart
@@ -14,7 +14,7 @@ struct Linear {
     u16* out;             // [rows, outputs]
     const u16* bias;      // [outputs, or gate and up], or null
     const u16* residual;  // [rows, outputs] or null
-    float* partial;       // [splits, rows, 16 tiles]
+    float* partial;       // [splits, rows, 16 tiles], null where the shares meet in a cluster
     i64 x_stride;
     i32 rows;
     i32 inputs;

@@ -16,12 +16,18 @@ from on_the_cpu import PLUGINS, Kernels
 from edged.checkpoint.ternary import pack_ternary_words
 from plugins_trt.contract import LaunchError
 from plugins_trt.ternary_linear import layout
-from plugins_trt.ternary_linear.contract import BLOCK_TILES, FEW_BYTES, LinearPlan, TernaryLinear
+from plugins_trt.ternary_linear.contract import (
+    BLOCK_TILES,
+    FEW_BYTES,
+    MAX_SUM_BYTES,
+    LinearPlan,
+    TernaryLinear,
+)
 from plugins_trt.ternary_linear.launch import _FORMAT, TernaryMultiplier, _pack
 from plugins_trt.ternary_linear.reference import ternary_linear, widen
 
 TOLERANCE = 5e-3
-ROW = 0
+ROW, MANY = 0, 0
 
 
 @lru_cache(maxsize=4)
@@ -189,11 +195,14 @@ def test_arguments_are_refused_by_name():
 )  # fmt: skip
 def test_a_plan_cuts_no_more_than_helps(rows, outputs, blocks, multiprocessors):
     plan = LinearPlan.of(rows=rows, outputs=outputs, inputs=128 * blocks, multiprocessors=multiprocessors)
-    assert 1 <= plan.splits <= 16
+    assert 1 <= plan.splits <= (16 if plan.few else 8)
+    tiles = -(-outputs // 16)
     if plan.few:
-        assert plan.splits in (1, 2, 4, 8)
-        assert rows <= 8
+        assert plan.splits in (1, 2, 4, 8, 16)
+        assert rows <= 4
         assert rows * 256 * blocks <= FEW_BYTES
+        assert -(-tiles // plan.thread_blocks) * plan.splits * rows * 80 <= MAX_SUM_BYTES
+        assert plan.thread_blocks in (tiles, *range(multiprocessors, tiles, multiprocessors))
     else:
         assert plan.splits == 1 or blocks // plan.splits >= 4
     assert bool(plan.workspace_bytes) == (not plan.few and plan.splits > 1)
@@ -212,32 +221,34 @@ def kernels(tmp_path_factory) -> Kernels:
 @pytest.mark.parametrize(
     ("sizes", "options", "cut"),
     [
-        ((1, 48, 2592), {"group": 32}, (True, 2)),  # more blocks than stages, and a part of one
-        ((3, 16, 128), {"group": 64, "dtype": "float16"}, (True, 8)),  # most warps take none
-        # A second thread block, tiles behind the last:
-        ((8, 160, 256), {"group": 128, "gated": True}, (True, 1)),
-        ((2, 32, 1024), {"group": ROW, "dtype": "float16"}, (True, 4)),
-        # Tiles behind the first thread block, a part of a round:
-        ((7, 144, 608), {"group": 32, "extras": False}, (False, 1)),
-        ((13, 32, 1024), {"group": 64, "gated": True, "dtype": "float16"}, (False, 2)),
-        ((30, 48, 1280), {"group": ROW}, (False, 3)),
-        ((61, 144, 896), {"group": 128, "gated": True, "dtype": "float16"}, (False, 2)),
-        ((70, 160, 256), {"group": 128}, (False, 1)),  # two slabs of rows, two thread blocks of tiles
+        # Whole x: shares of the inputs, and thread blocks. More pairs of blocks than stages, and a part of one:
+        ((1, 48, 4128), {"group": 32}, (2, 2)),
+        ((3, 16, 128), {"group": 64, "dtype": "float16"}, (16, 1)),  # most warps take none
+        ((4, 320, 512), {"group": 128, "gated": True}, (2, 2)),  # several tiles a warp, not all as many
+        ((2, 80, 2048), {"group": ROW, "dtype": "float16"}, (8, 2)),
+        # x is streamed. Tiles behind the first thread block, a part of a round:
+        ((7, 144, 608), {"group": 32, "extras": False}, (1, MANY)),
+        ((13, 32, 1024), {"group": 64, "gated": True, "dtype": "float16"}, (2, MANY)),
+        ((14, 48, 2304), {"group": 128}, (2, MANY)),
+        ((5, 48, 1280), {"group": ROW}, (3, MANY)),
+        ((30, 48, 640), {"group": 128, "gated": True, "dtype": "float16"}, (2, MANY)),
+        ((40, 160, 256), {"group": 128}, (1, MANY)),  # two slabs of rows, two thread blocks of tiles
     ],
 )
 def test_the_kernels_text_computes_the_product(kernels, sizes, options, cut, lazy):
-    case, rows, (few, splits) = Case(*sizes, **options), sizes[0], cut
+    case, rows, (splits, thread_blocks) = Case(*sizes, **options), sizes[0], cut
     args, out = case.arguments()
-    values = _pack(args, LinearPlan(few, splits, 0))
+    values = _pack(args, splits)
     suffix = "f16" if case.dtype == "float16" else "bf16"
     tiles = case.tiles.shape[0]
-    if few:
-        grid = (-(-tiles * splits // 8), 1)
-        kernels.run(f"ternary_few_{suffix}_s{args.scale_count}", _FORMAT, values, grid, lazy=lazy)
+    if thread_blocks:
+        grid, name = (thread_blocks, 1), f"ternary_few_{suffix}_s{args.scale_count}"
+        kernels.run(name, _FORMAT, values, grid, lazy=lazy, threads=512)
     else:
-        width = next((width for width in (8, 16, 32, 64) if rows <= width), 64)
+        width = next((width for width in (8, 16, 32) if rows <= width), 32)
         grid = (-(-tiles // BLOCK_TILES) * -(-rows // width), splits)
-        kernels.run(f"ternary_many_{suffix}_n{width}", _FORMAT, values, grid, lazy=lazy)
+        name = f"ternary_many_{suffix}_n{width}{'_fine' if args.scale_count > 1 else ''}"
+        kernels.run(name, _FORMAT, values, grid, lazy=lazy)
         if splits > 1:
             kernels.run(f"ternary_reduce_{suffix}", _FORMAT, values, (1, rows), lazy=lazy)
     assert error(out, case.expected()) < TOLERANCE

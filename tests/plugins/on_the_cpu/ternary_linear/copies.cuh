@@ -1,9 +1,0 @@
-// Stands in for the header of this name in plugins_trt.
-#pragma once
-#include "common.cuh"
-
-inline void copy_where(bool valid, u32 to, const void* from) {
-    if (valid) copy_bytes({to, from, 16, true});
-}
-inline void prefetch(const void*, u32) {}
-inline void __syncwarp() { g_warps[threadIdx.x / 32].barrier.arrive_and_wait(); }
