@@ -41,14 +41,13 @@ def killed(model: Path, folder: Path, text: Path, method: str, *numbers: float) 
     return json.loads(result.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("method", ["awq-gptq", "rtn"])
-def test_a_tenth_of_the_moments(model, text, tmp_path, method):
-    found = killed(model, tmp_path, text, method, 1, 0.1, 8)
+def test_some_moments(model, text, tmp_path):
+    found = killed(model, tmp_path, text, "awq-gptq", 1, 0.07, 6)
     assert found["points"] > 60
     assert found["resumed"] > 3
 
 
-@pytest.mark.parametrize("share", [0.4, pytest.param(1.0, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("share", [0.2, pytest.param(1.0, marks=pytest.mark.soak)])
 def test_packing_that_is_killed_begins_again(text, tmp_path, share):
     source = write_folder(tmp_path / "dense", ternary_model(32))
     found = killed(source, tmp_path, text, "ternary-pack", 4, share, 8)
@@ -89,8 +88,11 @@ def test_edgectl_killed_again_and_again_ends_with_the_same_bytes(model, text, tm
             process.send_signal(signal.SIGKILL)
             process.communicate()
             kills += 1
-            continue
-        assert process.returncode == 0, errors
+            # Killed when all was done: nothing is left to do.
+            if not (tmp_path / "q").exists() or state_folder(tmp_path / "q").exists():
+                continue
+        else:
+            assert process.returncode == 0, errors
         finished += 1
         assert weights(tmp_path / "q") == weights(tmp_path / "whole")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["q", "whole"]
