@@ -167,6 +167,7 @@ def bookkeeping_seconds(prompt: int = 4096, steps: int = 2000) -> float:
     tokens = np.array([numbers.randrange(49152) for _ in range(prompt)], np.int32)
     request = Request("r", tokens, Sampling(), answer, max_tokens=2 * steps)
     drafting = Drafting(Speculator(PromptLookup, PRIOR_RATES, tree_size=16, depth=15))
+    drafting.begin(request)
     taken = []
     for _ in range(steps):
         request.accept(numbers.randrange(49152))

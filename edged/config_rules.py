@@ -118,6 +118,12 @@ def _check_speculation(model: ModelConfig, path: str, report: Report) -> None:
             f"found {depth}, and a tree of {size} tokens (tree_size) holds {size - 1} below its root",
             f"write at most {size - 1}" if size > 1 else "write method: off, or a larger tree_size",
         )
+    eagle = speculation.method == "eagle"
+    if eagle and speculation.draft is None and report.sound(path, f"{path}.draft"):
+        report.refuse(f"{path}.draft", "is missing, and method is eagle", "write the draft's folder")
+    for key in ("draft", "token_map"):
+        if not eagle and getattr(speculation, key) is not None and report.sound(f"{path}.{key}"):
+            report.refuse(f"{path}.{key}", f"has no effect with method: {speculation.method}", "remove it")
     if model.device == "cuda" and speculation.method != "off" and report.sound(f"{path}.method"):
         report.refuse(
             f"{path}.method",

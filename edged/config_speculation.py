@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path  # noqa: TC003 - the reader resolves the annotations
 
 from edged.config_keys import key as _key
+
+EAGLE_DEPTH = 6
+"""Levels of a draft model's trees where nothing is said; deeper ones are seldom right."""
 
 
 @dataclass(frozen=True)
@@ -15,8 +19,8 @@ class SpeculationConfig:
         default="off",
         metadata=_key(
             "Where draft tokens come from; prompt_lookup takes what followed the last tokens earlier in the prompt or the "
-            "answer",
-            choices=("off", "prompt_lookup"),
+            "answer, eagle asks a draft model (EAGLE-2)",
+            choices=("off", "prompt_lookup", "eagle"),
         ),
     )
     tree_size: int = field(
@@ -33,7 +37,38 @@ class SpeculationConfig:
             "Most draft tokens that follow one another, below tree_size",
             low=1,
             high=63,
-            default="tree_size - 1",
+            default="tree_size - 1; with eagle at most 6",
+        ),
+    )
+    draft: Path | None = field(
+        default=None,
+        metadata=_key(
+            "eagle: folder of the draft (config.json, safetensors), made for this very model", default="none"
+        ),
+    )
+    token_map: Path | None = field(
+        default=None,
+        metadata=_key(
+            "eagle: JSON list of the token ids that drafts are taken from (FR-Spec)", default="every token"
+        ),
+    )
+    window: int = field(
+        default=1024,
+        metadata=_key("eagle: last tokens of a sequence that the draft attends to", low=64, high=65536),
+    )
+    width: int = field(
+        default=10,
+        metadata=_key(
+            "eagle: likeliest tokens below a node, and nodes of a level that go on", low=1, high=10
+        ),
+    )
+    residual_layers: int | None = field(
+        default=None,
+        metadata=_key(
+            "eagle: layers that a muP draft's residual scale counts with",
+            low=1,
+            high=1024,
+            default="the draft's mup_denominator, or one more than the model has",
         ),
     )
 
@@ -45,4 +80,6 @@ class SpeculationConfig:
     @property
     def most_depth(self) -> int:
         """Most draft tokens that follow one another."""
-        return self.most_nodes - 1 if self.depth is None else self.depth
+        if self.depth is not None:
+            return self.depth
+        return min(self.most_nodes - 1, EAGLE_DEPTH) if self.method == "eagle" else self.most_nodes - 1

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from edged.engine.selection import selection_of
 from edged.memory.cuda_buffers import cuda_step_buffers
 from edged.memory.cuda_limits import check_cuda_plan
+from edged.memory.draft_plan import DraftPlan
 from edged.memory.specs import (
     ACTIVATIONS,
     COMPRESSED_KEYS,
@@ -54,6 +55,7 @@ __all__ = [
     "WEIGHT_TILE",
     "BufferSpec",
     "ModelPlan",
+    "draft_buffers",
     "step_buffers",
     "weight_buffers",
 ]
@@ -100,6 +102,8 @@ class ModelPlan:
     """Bytes of host memory for the pages of suspended sequences."""
     tree_size: int = 1
     """Most tokens that a sequence brings to a step that verifies drafts."""
+    draft: DraftPlan | None = None
+    """The draft model beside it."""
     kv_dtype: str | None = None
     """Type of keys and values: one of dtype's kind, int8 or float8_e4m3fn; None: dtype."""
     engine_bytes: int | None = None
@@ -126,6 +130,7 @@ class ModelPlan:
             max_step_tokens=config.max_step_tokens,
             host_kv=config.host_kv,
             tree_size=config.speculation.most_nodes,
+            draft=DraftPlan.of(config, architecture),
             kv_dtype=KV_TYPES.get(config.kv_dtype),
         )
         if plan.device == "cuda":
@@ -180,6 +185,11 @@ class ModelPlan:
         if self.device == "cuda":
             return self.dtype
         return "float64" if self.dtype == "float64" else "float32"
+
+
+def draft_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
+    """The draft model's weights, and its keys and values; nothing where there is none."""
+    return () if plan.draft is None else plan.draft.buffers(plan.dtype, plan.max_sequences)
 
 
 def weight_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:

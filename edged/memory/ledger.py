@@ -26,11 +26,13 @@ from edged.memory.buffers import (
     WEIGHTS,
     BufferSpec,
     ModelPlan,
+    draft_buffers,
     step_buffers,
     weight_buffers,
 )
 from edged.memory.cuda_buffers import graphs
 from edged.memory.cuda_ledger import CUDA_CONTEXT, CUDA_RUNTIME, graph_bytes
+from edged.memory.draft_plan import DRAFT
 from edged.memory.residency import EVICTABLE, Residency, shared_room
 from edged.models.architecture import Architecture
 from edged.models.weights import packed_count, parameter_count
@@ -260,6 +262,15 @@ def model_rows(plan: ModelPlan) -> tuple[LedgerRow, ...]:
     if plan.selection is not None:
         rows.insert(
             2, LedgerRow(COMPRESSED_KEYS, compressed, "means of 32 and of 128 keys, for block selection")
+        )
+    if plan.draft is not None:
+        held = _bytes_of(draft_buffers(plan), DRAFT) + plan.draft.scratch(plan.max_sequences)
+        rows.append(
+            LedgerRow(
+                DRAFT,
+                held,
+                f"{plan.draft.eagle.folder.name}, {plan.draft.window} tokens of {plan.max_sequences}",
+            )
         )
     suspended = _suspended_rows(plan)
     if plan.device != "cuda":

@@ -66,6 +66,7 @@ class BatchBuilder:
             logit_rows=self._counting[:first],
             sampling=sampling,
             tree_masks=self._masks[:first],
+            draft_slots=_slots(decoding),
         )
 
     def build(
@@ -117,8 +118,15 @@ class BatchBuilder:
             page_tables=tables,
             logit_rows=np.array(logit_rows, np.int32),
             sampling=sampling,
+            draft_slots=_slots([*decoding, *(request for request, _ in pieces)]),
         )
         return batch, drawing
+
+
+def _slots(requests: Sequence[Request]) -> Sequence[object | None]:
+    """Where the requests' drafts want to see what is stored; nothing if none does."""
+    slots = [None if request.drafts is None else request.drafts.draft.slot for request in requests]
+    return slots if any(slot is not None for slot in slots) else ()
 
 
 def share_prompt_tokens(prefilling: Sequence[Request], budget: int) -> list[tuple[Request, int]]:

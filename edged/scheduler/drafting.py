@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from edged.scheduler.verification import Verification
@@ -24,7 +25,18 @@ class Drafting:
 
     def __init__(self, speculator: Speculator) -> None:
         self.speculator = speculator
+        self._drafting = 0.0  # seconds that the drafts of the next step took
         self._extra = 0.0  # what a draft node added to the last step, in steps of one stream
+
+    def begin(self, request: Request) -> None:
+        """A request starts, or starts again."""
+        if request.drafts is None and request.speculates:
+            request.drafts = self.speculator.start(request.prompt)
+
+    def end(self, request: Request) -> None:
+        """A request has ended."""
+        if request.drafts is not None:
+            request.drafts.draft.close()
 
     def draft(self, streams: Sequence[Request], room: int) -> bool:
         """Give the streams of the next step their trees; False if none has one.
@@ -35,10 +47,9 @@ class Drafting:
         """
         speculator = self.speculator
         offers: list[Offer | None] = []
+        begun = time.monotonic()
         for request in streams:
             offer = None
-            if request.drafts is None and request.speculates:
-                request.drafts = speculator.start(request.prompt)
             drafts = request.drafts
             if drafts is not None and speculator.wants(drafts):
                 # The step draws a token itself, so one fewer may come of drafts.
@@ -46,6 +57,7 @@ class Drafting:
                 if proposal is not None and len(proposal):
                     offer = Offer(proposal, drafts.credit)
             offers.append(offer)
+        self._drafting = time.monotonic() - begun
         if not any(offers):
             return False
         found = False
@@ -65,8 +77,13 @@ class Drafting:
             elif request.drafts is not None:
                 self.speculator.note_plain_token(request.drafts)
         count = len(streams)
-        plain = self.speculator.note_step(count, count + nodes, seconds)
-        self._extra = (seconds - plain) / plain * count / nodes if nodes else 0.0
+        drafting, self._drafting = self._drafting, 0.0
+        plain = self.speculator.note_step(count, count + nodes, seconds, drafting)
+        self._extra = (seconds + drafting - plain) / plain * count / nodes if nodes else 0.0
+        if not nodes and drafting:  # drafts were made and none was worth a try
+            self.speculator.note_idle(
+                [request.drafts for request in streams if request.drafts is not None], drafting / plain
+            )
         return plain
 
     def note_verified(self, request: Request, verification: Verification) -> None:

@@ -363,11 +363,15 @@ class Scheduler:
             request.started_at = now
             self.started.append(request)
         self.holdings.start(request)
+        if self._drafting is not None:
+            self._drafting.begin(request)
         self.running.append(request)
 
     def _drop(self, request: Request, now: float) -> None:
         """Forget a request and free its pages."""
         del self._by_id[request.request_id]
+        if self._drafting is not None:
+            self._drafting.end(request)
         if request.table is None:
             self.queue.remove(request)
         else:

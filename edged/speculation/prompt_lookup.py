@@ -46,11 +46,13 @@ class PromptLookup:
         prompt: Its first tokens.
     """
 
-    __slots__ = ("_last", "_order", "_previous", "_size", "_sorted", "_tokens")
+    __slots__ = ("_last", "_order", "_previous", "_sorted", "_tokens")
+
+    slot = None
+    """It needs to see no hidden states."""
 
     def __init__(self, prompt: Int32Array) -> None:
         self._tokens: list[int] = prompt.tolist()
-        self._size = len(self._tokens)
         # The triple that ends the prompt is not among them: nothing follows it yet.
         wide = prompt[:-1].astype(np.int64) & _MASK
         keys = wide[:-2] << 2 * _BITS | wide[1:-1] << _BITS | wide[2:]
@@ -58,6 +60,9 @@ class PromptLookup:
         self._sorted = keys[self._order]
         self._last: dict[int, int] = {}  # triple -> where its last token stood last, in the answer
         self._previous: dict[int, int] = {}  # such a place -> the one before it
+
+    def close(self) -> None:
+        """Nothing is held elsewhere."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         """The sequence has gone on by these tokens."""

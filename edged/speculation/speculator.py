@@ -148,13 +148,14 @@ class Speculator:
             for offer, nodes in zip(offers, chosen, strict=True)
         ]
 
-    def note_step(self, streams: int, tokens: int, seconds: float) -> float:
+    def note_step(self, streams: int, tokens: int, seconds: float, drafting: float = 0.0) -> float:
         """A step of streams alone ran.
 
         Args:
             streams: Sequences.
             tokens: Tokens, drafts among them.
             seconds: What it took.
+            drafting: What making the drafts took before it, which a step with drafts costs, too.
 
         Returns:
             What it would have taken without drafts.
@@ -163,8 +164,14 @@ class Speculator:
             self.costs.note_plain(streams, seconds)
             return seconds
         plain = self.costs.plain(streams)
-        self.costs.note_verified(streams, tokens, seconds)
+        self.costs.note_verified(streams, tokens, seconds + drafting)
         return seconds if plain is None else min(plain, seconds)
+
+    def note_idle(self, drafts: Sequence[SequenceDrafts], steps: float) -> None:
+        """Drafts were made, at the cost of so many plain steps, and none was verified."""
+        for each in drafts:
+            if self.wants(each):
+                each.credit -= steps
 
     def note_plain_token(self, drafts: SequenceDrafts) -> None:
         """A sequence has gone on by one token without drafts."""

@@ -109,6 +109,13 @@ class DraftTree:
 class Draft(Protocol):
     """Guesses how one sequence goes on."""
 
+    @property
+    def slot(self) -> object | None:
+        """What the executor shows each stored token to; None: the draft needs to see none."""
+
+    def close(self) -> None:
+        """The sequence has ended."""
+
     def extend(self, tokens: Sequence[int]) -> None:
         """The sequence has gone on by these tokens."""
 

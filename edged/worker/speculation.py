@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edged.executor.base import SamplingRow, StepBatch
 from edged.log import get_logger
+from edged.speculation import expansion
+from edged.speculation.eagle_draft import EagleDraft
 from edged.speculation.prompt_lookup import PRIOR_RATES, PromptLookup
 from edged.speculation.speculator import Speculator
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from edged.config import ModelConfig
-    from edged.executor.base import Executor
+    from edged.executor.base import Executor, Int32Array
+    from edged.speculation.tree import Draft
 
 _log = get_logger("engine")
 
@@ -34,9 +40,12 @@ def make_speculator(config: ModelConfig, executor: Executor) -> Speculator | Non
     speculation = config.speculation
     if speculation.method == "off" or speculation.tree_size == 1:
         return None
-    speculator = Speculator(
-        PromptLookup, PRIOR_RATES, tree_size=speculation.tree_size, depth=speculation.most_depth
-    )
+    make_draft: Callable[[Int32Array], Draft] = PromptLookup
+    priors: Sequence[float] = PRIOR_RATES
+    if executor.draft_model is not None:
+        make_draft = partial(EagleDraft, model=executor.draft_model, width=speculation.width)
+        priors = expansion.PRIOR_RATES
+    speculator = Speculator(make_draft, priors, tree_size=speculation.tree_size, depth=speculation.most_depth)
     most = min(speculation.tree_size, executor.limits.max_step_tokens)
     seconds = measure_steps(executor, most)
     speculator.costs.note_loaded(seconds)

@@ -82,6 +82,30 @@ ONE_FAULT = [
         "found prompt_lookup with device: cuda",
         "method: off, or device: cpu",
     ),
+    (
+        model("speculation: {method: eagle}"),
+        "models[0].speculation.draft",
+        "is missing",
+        "the draft's folder",
+    ),
+    (
+        model("speculation: {method: prompt_lookup, draft: d}"),
+        "models[0].speculation.draft",
+        "has no effect with method: prompt_lookup",
+        "remove it",
+    ),
+    (
+        model("speculation: {token_map: m.json}"),
+        "models[0].speculation.token_map",
+        "has no effect with method: off",
+        "remove it",
+    ),
+    (
+        model("speculation: {method: eagle, draft: d, width: 11}"),
+        "models[0].speculation.width",
+        "found 11",
+        "1 to 10",
+    ),
     # rope_scaling
     (model("rope_scaling: {}"), "models[0].rope_scaling", "neither preset nor type", "write one"),
     (

@@ -54,6 +54,7 @@ def test_every_key_arrives():
             executor: torch
             device: cuda
             dtype: bfloat16
+            kv_dtype: int8
             context_length: 131_072
             max_sequences: 2
             prefill_chunk: 1024
@@ -65,7 +66,7 @@ def test_every_key_arrives():
             residency: evictable
             threads: 4
             attention: {mode: sparse, dense_below: 0, top_k: 32, window: 1024, init_blocks: 2, lse: exact}
-            speculation: {method: off, tree_size: 12, depth: 4}
+            speculation: {method: off, tree_size: 12, depth: 4, window: 512, width: 8, residual_layers: 32}
             rope_scaling: {preset: minicpm4-128k}
             tool_format: minicpm4
             reasoning_format: none
@@ -96,6 +97,7 @@ def test_every_key_arrives():
             executor="torch",
             device="cuda",
             dtype="bfloat16",
+            kv_dtype="int8",
             context_length=131072,
             max_sequences=2,
             prefill_chunk=1024,
@@ -107,7 +109,7 @@ def test_every_key_arrives():
             residency="evictable",
             threads=4,
             attention=AttentionConfig("sparse", 0, 32, 1024, 2, "exact"),
-            speculation=SpeculationConfig("off", 12, 4),
+            speculation=SpeculationConfig("off", 12, 4, window=512, width=8, residual_layers=32),
             rope_scaling=RopeScalingConfig(preset="minicpm4-128k"),
             tool_format="minicpm4",
             reasoning_format="none",
@@ -147,6 +149,15 @@ def test_every_parameter_of_rope_scaling_arrives():
     )
     assert read("type: longrope, short_factor: [1, 1.5], long_factor: [2, 3.0e+0]") == RopeScalingConfig(
         type="longrope", short_factor=(1.0, 1.5), long_factor=(2.0, 3.0)
+    )
+
+
+def test_the_paths_of_a_draft_arrive():
+    keys = "{method: eagle, draft: drafts/mini, token_map: /maps/frequent.json}"
+    assert parse(f"models: [{{name: a, path: b, speculation: {keys}}}]").models[
+        0
+    ].speculation == SpeculationConfig(
+        "eagle", draft=FOLDER / "drafts/mini", token_map=Path("/maps/frequent.json")
     )
 
 

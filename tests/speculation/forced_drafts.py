@@ -38,6 +38,10 @@ class GuessingDraft:
         self.answer = []
         self._truth, self._vocabulary, self._share = truth, vocabulary, share
         self._random = random.Random(sum(self.prompt))
+        self.slot = None
+
+    def close(self):
+        pass
 
     def extend(self, tokens):
         self.answer += tokens
