@@ -17,10 +17,19 @@ import numpy as np
 from edged.engine.graph import LOGITS
 from edged.engine.rope_tables import rope_tables
 from edged.engine.shapes import PREFILL_STEP, EngineShapes
-from edged.errors import FailedPreconditionError, InternalError, LedgerError, UnsupportedError
+from edged.engine.store import DEFAULT_LIMIT, EngineStore, default_folder
+from edged.errors import EdgedError, FailedPreconditionError, InternalError, LedgerError, UnsupportedError
 from edged.executor.base import Executor, ExecutorLimits
 from edged.executor.batch_check import check_batch, check_sampling
 from edged.executor.cuda_staging import Staging
+from edged.executor.engine_check import (
+    DIVERGENCE,
+    RELATIVE_RMS,
+    compare_engine,
+    figures,
+    read_reference,
+    verdict,
+)
 from edged.executor.host_sampler import draw as draw_on_host
 from edged.executor.kv_arena import arena_of
 from edged.executor.tensorrt_pages import DevicePages
@@ -48,6 +57,7 @@ from plugins_trt.tensorrt.device_session import DeviceSession
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from edged.checkpoint.reference_logits import ReferenceLogits
     from edged.config import ModelConfig
     from edged.engine.entries import StoredEngine
     from edged.executor.base import ByteArray, FloatArray, Int32Array, Progress, SamplingRow, StepBatch
@@ -138,6 +148,7 @@ class TensorRTExecutor(Executor):
 
     def _load(self, progress: Progress) -> None:
         plan = self.plan
+        reference = read_reference(self._config.path, plan.context_length)
         self.engine = self._provide(self._config, progress)
         self._check_memory(self.engine.manifest.context_bytes or 0)
         runtime = self._open_runtime(self.engine)
@@ -182,6 +193,7 @@ class TensorRTExecutor(Executor):
         self._prefill = self._loaded.context(_PREFILL, self.pointers[CONTEXT], self._bindings())
         self._pages = DevicePages(plan, self.pointers, device)
         self._capture_buckets(progress)
+        self._check_engine(reference, progress)
 
     def step(self, batch: StepBatch) -> Int32Array:
         """Run one step and draw a token for each needed row, int32 [R]."""
@@ -262,6 +274,31 @@ class TensorRTExecutor(Executor):
                 f"model {self._config.name}: its engine needs {needed} bytes for activations and scratch, {planned} were "
                 "planned before it was built: start again, the ledger knows it now"
             )
+
+    def _check_engine(self, reference: ReferenceLogits, progress: Progress) -> None:
+        """Hold the engine's logits against the model's reference, and keep the verdict beside the engine.
+
+        Raises:
+            FailedPreconditionError: They differ; with the numbers.
+        """
+        engine = self.engine
+        progress("checking the engine", 0, 1)
+        found = compare_engine(self, reference)
+        passed = verdict(found)
+        said = engine.check is not None and engine.check.get("passed") is passed
+        if not said:
+            # In a cache that cannot be written the verdict is found again at the next start.
+            with suppress(EdgedError):
+                store = EngineStore(engine.folder.parent)
+                store.record_check(engine, {"model": self._config.name, **figures(found)}, passed=passed)
+        if not passed:
+            lines = "; ".join(f"{name}: {each}" for name, each in found.items())
+            raise FailedPreconditionError(
+                f"model {self._config.name}: the logits of its engine {engine.folder.name} are not those of the reference "
+                f"({lines}; allowed are a relative RMS difference of {RELATIVE_RMS} and {DIVERGENCE} nats): it is not used; "
+                "build it again with `edgectl build --rebuild`, or use executor: torch"
+            )
+        progress("checking the engine", 1, 1)
 
     def _store(self, weight: str, offset: int, data: Numbers) -> None:
         """Put an array's bytes into a buffer."""
@@ -423,7 +460,6 @@ class TensorRTExecutor(Executor):
 
 def _provide_apart(config: ModelConfig, progress: Progress) -> StoredEngine:
     from edged.engine.apart import provide_apart  # noqa: PLC0415 - tests bring an engine of their own
-    from edged.engine.store import DEFAULT_LIMIT, default_folder  # noqa: PLC0415
 
     engine, _ = provide_apart(config, default_folder(), DEFAULT_LIMIT, progress=progress)
     return engine

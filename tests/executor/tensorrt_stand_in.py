@@ -217,7 +217,11 @@ def provide(config: Any, progress: Any) -> StoredEngine:
     manifest = Manifest(
         key, "0" * 16, config.name, len(plan.data), "", activation_bytes=plan.activation_bytes
     )
-    return StoredEngine(config.path, manifest, bytes(plan.data), None)
+    # The verdict of its check is kept there.
+    folder = config.path / "engines" / "engine"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder.parent / "locks").mkdir(exist_ok=True)
+    return StoredEngine(folder, manifest, bytes(plan.data), None)
 
 
 def with_engine_bytes(engine: StoredEngine, nbytes: int) -> StoredEngine:

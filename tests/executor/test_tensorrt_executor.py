@@ -4,8 +4,10 @@ with PyCUDA, captured graphs and our kernels, where torch stands in for TensorRT
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,12 @@ from test_cuda_executor import write_model
 from test_cuda_packed import MODELS as PACKED
 from test_cuda_packed import write_packed
 
+from edged.checkpoint.folder_record import model_key
+from edged.checkpoint.reference_logits import ReferenceLogits
 from edged.config import AttentionConfig, ModelConfig
-from edged.errors import FailedPreconditionError, LedgerError, UnsupportedError
+from edged.errors import CheckpointError, FailedPreconditionError, LedgerError, UnsupportedError
 from edged.executor.base import SamplingRow
+from edged.executor.engine_check import compare_engine, read_reference, verdict
 from edged.executor.host_sampler import HostOptions, HostSampler
 from edged.executor.tensorrt_device import EngineKernels
 from edged.executor.tensorrt_executor import TensorRTExecutor
@@ -68,7 +73,22 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             write_packed(made[name], *config)
         else:
             write_model(made[name], config)
+        write_reference(made[name])
     return made
+
+
+def write_reference(folder: Path) -> ReferenceLogits:
+    """As `edgectl models reference` does; the models have no tokenizer."""
+    executor = load(folder, context_length=128, prefill_chunk=128, max_sequences=4)
+    # In one piece for the profile of prompts, and a few tokens that are decoded.
+    tokens, positions = np.array(prompt(72, 9), np.int32), np.array([59, 63, 66, 71], np.int32)
+    runner = Runner(executor)
+    batch = runner.batch([(runner.sequence(tokens.tolist()), 72)])
+    logits = executor.logits(replace(batch, logit_rows=positions))
+    executor.close()
+    reference = ReferenceLogits(model_key(folder), tokens, positions, logits, {})
+    reference.write(folder)
+    return reference
 
 
 def config_of(folder: Path, **settings: Any) -> ModelConfig:
@@ -162,7 +182,7 @@ def test_ragged_steps_give_the_logits_of_the_torch_executor(
     for found, expected in zip(ragged(Runner(executor)), ragged(Runner(fp32(name, attention))), strict=True):
         assert_close(found, expected)
     decode, prefill = runtime.engine.contexts[1:], runtime.engine.contexts[0]
-    assert prefill.runs[:2] == [128, 128]  # 115 and its padding
+    assert set(prefill.runs) == {80, 128}  # the check's prompt of 72 tokens, and 128, 115 and 100 of these
     assert (
         [context.runs[0] for context in decode]
         == list(captured_sizes(executor.plan))
@@ -286,6 +306,83 @@ def test_trees_and_quantized_pages_are_refused(folders: dict[str, Path], executo
     tree = type(batch)(**{**vars(batch), "tree_masks": np.array([1], np.uint64)})
     with pytest.raises(UnsupportedError, match="verifies no trees"):
         executor.logits(tree)
+
+
+def test_an_engine_whose_logits_are_the_references_passes_on_both_roads(
+    executors: Any, folders: dict[str, Path]
+) -> None:
+    executors("4-bit")
+    check = json.loads((folders["4-bit"] / "engines" / "engine" / "check.json").read_text())
+    assert check["passed"] is True
+    assert 0 < check["relative_rms"] < 0.02
+    assert check["divergence"] < 1e-3
+    assert "same first token in 100%" in check["decoded"]
+    assert check["prefilled"] != check["decoded"]
+
+
+class Wrong(StandInRuntime):
+    """Engines that are wrong for a batch of one token alone, as TensorRT's have been."""
+
+    def load(self, engine: Any, stream: int) -> Any:
+        loaded = super().load(engine, stream)
+        evaluator, run = loaded.evaluator, loaded.evaluator.run
+
+        def spoiled(names: Any, feeds: Any) -> Any:
+            (logits,) = run(names, feeds)
+            return [logits[:, ::-1] if len(feeds["token_ids"]) == 1 else logits]
+
+        evaluator.run = spoiled
+        return loaded
+
+
+def test_an_engine_that_is_wrong_for_one_token_alone_is_refused_with_the_numbers(tmp_path: Path) -> None:
+    write_model(tmp_path, DENSE["small"])
+    write_reference(tmp_path)
+    config = config_of(tmp_path)
+    device = StandInDevice(references)
+    executor = TensorRTExecutor(
+        config, provide=provide, open_device=lambda: device, open_runtime=lambda _: Wrong(config)
+    )
+    with pytest.raises(FailedPreconditionError) as error:
+        executor.load(lambda *_: None)
+    assert "prefilled: relative RMS difference 0.00" in error.value.message
+    assert "decoded: relative RMS difference 1." in error.value.message
+    assert "edgectl build --rebuild" in error.value.message
+    assert device.closed
+    check = json.loads((tmp_path / "engines" / "engine" / "check.json").read_text())
+    assert check["passed"] is False
+    assert check["relative_rms"] > 1
+
+
+def test_a_model_without_reference_logits_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+    write_model(tmp_path, DENSE["small"])
+    executor = TensorRTExecutor(config_of(tmp_path), provide=lambda *_: pytest.fail("a build"))
+    with pytest.raises(FailedPreconditionError, match=r"edgectl models reference"):
+        executor.load(lambda *_: None)
+
+
+def test_a_reference_of_other_weights_is_refused(tmp_path: Path) -> None:
+    write_model(tmp_path, DENSE["small"])
+    reference = write_reference(tmp_path)
+    replace(reference, key="another").write(tmp_path)
+    executor = TensorRTExecutor(config_of(tmp_path), provide=lambda *_: pytest.fail("a build"))
+    with pytest.raises(CheckpointError, match="belongs to other weights"):
+        executor.load(lambda *_: None)
+
+
+def test_a_prompt_longer_than_a_step_or_the_context_is_compared_as_far_as_it_goes(
+    folders: dict[str, Path],
+) -> None:
+    executor, _, runtime = open_executor(
+        folders["biased"], context_length=64, prefill_chunk=16, max_sequences=1
+    )
+    reference = read_reference(folders["biased"], 64)
+    assert reference.positions.tolist() == [59, 63]
+    assert len(reference.token_ids) == 64
+    compared = compare_engine(executor, reference)
+    assert verdict(compared)
+    assert {context.runs[-1] for context in runtime.engine.contexts[1:]} == {1, 2, 4, 8, 16, 32}
+    executor.close()
 
 
 SERVING = """
