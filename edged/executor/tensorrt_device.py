@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,7 +20,7 @@ from plugins_trt.ternary_linear.launch import TernaryMultiplier
 from plugins_trt.w4a16_linear.launch import W4A16Multiplier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import numpy.typing as npt
 
@@ -170,14 +171,15 @@ class PyCudaDevice:
         work()
         self.synchronize()
         mode = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        self._call("cuStreamBeginCapture", stream, mode)
-        try:
-            work()
-        except BaseException:
-            with suppress(InternalError):
-                self._call("cuGraphDestroy", self._call("cuStreamEndCapture", stream))
-            raise
-        graph = self._call("cuStreamEndCapture", stream)
+        with _no_collection():
+            self._call("cuStreamBeginCapture", stream, mode)
+            try:
+                work()
+            except BaseException:
+                with suppress(InternalError):
+                    self._call("cuGraphDestroy", self._call("cuStreamEndCapture", stream))
+                raise
+            graph = self._call("cuStreamEndCapture", stream)
         executable = self._call("cuGraphInstantiate", graph, 0)
         self._call("cuGraphDestroy", graph)
         self._graphs.append(executable)
@@ -249,6 +251,19 @@ class PyCudaDevice:
         if int(status) != 0:
             raise InternalError(f"{name}: {status!s}")
         return results[0] if results else None
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the collector out: what it finds may be PyCUDA's, and to free memory ends a capture as failed."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _import(module: str, package: str) -> Any:  # noqa: ANN401 - a module without types
