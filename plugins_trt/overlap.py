@@ -15,6 +15,7 @@ from typing import Any
 _CLUSTER_DIMENSION = 4
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+_PREFERRED_SHARED_MEMORY_CARVEOUT = 9
 _PARAM_END, _PARAM_BUFFER_POINTER, _PARAM_BUFFER_SIZE = 0, 1, 2
 
 
@@ -78,6 +79,18 @@ class Module:
             status = _driver().cuFuncSetAttribute(handle, _MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
             _check(status, f"{name}: {shared_bytes} bytes of shared memory")
         return handle
+
+
+def prefer_shared_memory(function: ctypes.c_void_p) -> None:
+    """Has a multiprocessor divide its memory so that the thread blocks of another launch find room beside the kernel's own.
+
+    Left to itself, the driver leaves to L1 what the kernel's own thread blocks do not take.
+
+    Raises:
+        DriverError: The driver refused.
+    """
+    status = _driver().cuFuncSetAttribute(function, _PREFERRED_SHARED_MEMORY_CARVEOUT, 100)
+    _check(status, "preferring shared memory")
 
 
 _OVERLAP = _Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION, value=(1, 0, 0))

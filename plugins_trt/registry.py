@@ -110,16 +110,19 @@ class Kernel:
         self._handle: Any = None
         self._layout = ""
 
-    def prepare(self, arguments: str, *, overlaps: bool = False) -> Kernel:
+    def prepare(self, arguments: str, *, overlaps: bool = False, beside_others: bool = False) -> Kernel:
         """Fixes the argument types, in the letters of `struct`; returns itself.
 
         Args:
             arguments: One letter an argument.
             overlaps: The kernel waits for the one before it by itself: it may be launched before that one ends.
+            beside_others: Its thread blocks leave shared memory for those of the next launch, which L1 is not to take.
         """
         self._function.prepare(arguments)
         self._layout = arguments
         self._handle = self._overlapped() if overlaps and self._overlapped is not None else None
+        if beside_others and self._handle is not None:
+            overlap.prefer_shared_memory(self._handle)
         return self
 
     @property

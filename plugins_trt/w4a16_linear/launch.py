@@ -100,7 +100,7 @@ class W4A16Multiplier:
         self._shared = shared_bytes
 
         def find(name: str, shared: int) -> Any:  # noqa: ANN401 -- a kernel
-            return function(name, shared).prepare(_FORMAT, overlaps=True)
+            return function(name, shared).prepare(_FORMAT, overlaps=True, beside_others=True)
 
         self._few, self._many, self._reduce = {}, {}, {}
         for gated in (False, True):
