@@ -27,6 +27,7 @@ COMMANDS = {
     "import": "edged.cli.importing",
     "models": "edged.cli.models",
     "quantize": "edged.cli.quantize",
+    "draft": "edged.cli.draft",
     "build": "edged.cli.build",
     "engines": "edged.cli.engines",
     "load": "edged.cli.load",

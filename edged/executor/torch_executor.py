@@ -40,12 +40,16 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 class TorchExecutor(Executor):
     """Runs one configured model with torch.
 
+    Args:
+        config: The model's part of the configuration.
+        keeps_hidden: Whether :attr:`hidden` is wanted; it is kept where there is a draft model.
+
     Raises:
         CheckpointError: The model folder's ``config.json`` is refused.
         UnsupportedError: A device or dtype that it does not run on.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, *, keeps_hidden: bool = False) -> None:
         if config.device != "cpu":
             raise UnsupportedError(
                 f"model {config.name}: the torch executor does not run on {config.device!r}; set device to cpu",
@@ -67,6 +71,7 @@ class TorchExecutor(Executor):
             vocabulary=plan.architecture.vocabulary,
         )
         self._eagle: TorchEagle | None = None
+        self._keeps_hidden = keeps_hidden or plan.draft is not None
         self.buffers: dict[str, torch.Tensor] = {}
         """Every tensor that lives as long as the executor, by the name of its spec."""
 
@@ -102,7 +107,7 @@ class TorchExecutor(Executor):
             torch.from_numpy(frequencies).to(device),
             plan.logit_rows,
             plan.selection,
-            keeps_hidden=plan.draft is not None,
+            keeps_hidden=self._keeps_hidden,
         )
         if plan.draft is not None:
             self._load_draft(plan.draft)
@@ -125,6 +130,16 @@ class TorchExecutor(Executor):
             window=draft.window,
         )
         self._eagle.read(draft.eagle, head)
+
+    @property
+    def hidden(self) -> torch.Tensor:
+        """The final norm's output of every row of the last step, ``[T, H]``, where it is kept; valid until the next."""
+        return self._ops.hidden
+
+    @property
+    def head(self) -> torch.Tensor:
+        """The LM head, ``[V, H]``, unless it is quantized."""
+        return self._decoder.head.weight
 
     @property
     def draft_model(self) -> TorchEagle | None:

@@ -196,7 +196,9 @@ def eagle_speculator(executor, size, width=4, depth=3):
     return speculator
 
 
-@pytest.mark.parametrize("size", [2, 12, 64])
+@pytest.mark.parametrize(
+    "size", [pytest.param(2, marks=pytest.mark.soak), 12, pytest.param(64, marks=pytest.mark.soak)]
+)
 def test_answers_are_the_same_with_it(case, size):
     executor = case[0]
     r = np.random.default_rng(size)

@@ -1,0 +1,172 @@
+"""Training a draft: it becomes better than it was, the daemon's executor runs it, and what was stopped goes on."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from fixtures.small_models import model_files
+from forced_drafts import forced
+from requests_with_drafts import Job, answer_all
+from safetensors.torch import load_file, save_file
+from test_eagle import MINICPM, load
+
+from edged.cli.main import app
+from edged.decoding.stops import Stops
+from edged.errors import InvalidArgumentError
+from edged.models.architecture import Architecture
+from edged.models.eagle import Eagle
+from edged.speculation.eagle_draft import EagleDraft
+from edged.speculation.eagle_layer import first_weights
+from edged.speculation.expansion import PRIOR_RATES
+from edged.speculation.training import DraftTrainer, TrainingPlan, acceptance_length
+
+PLAN = TrainingPlan(sequences=64, prompt_tokens=16, answer_tokens=32, passes=4, rate=3e-3, temperature=0.0)
+
+
+def write_model(folder, **changes):
+    """A model whose next token is a function of the last one, nearly: a draft can learn that in seconds."""
+    folder.mkdir()
+    for name, content in model_files(seed=3, **{**changes, "tie_word_embeddings": False}).items():
+        (folder / name).write_bytes(content)
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        if tensor.dim() == 2 and "layers" in name:
+            tensors[name] = tensor * 0.02
+    tensors["lm_head.weight"] = torch.randn(257, 64, generator=torch.Generator().manual_seed(1))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def words(seed=0, count=400):
+    r = random.Random(seed)
+    known = ["robot", "door", "opens", "the", "a", "lamp", "slowly", "and", "then", "stops"]
+    return " ".join(r.choice(known) for _ in range(count))
+
+
+def train(model, destination, plan=PLAN, progress=lambda *_: None, **options):
+    trainer = DraftTrainer(model, destination, [words()], plan, progress=progress, threads=1, **options)
+    return trainer, trainer.run()
+
+
+@pytest.mark.parametrize("changes", [{}, MINICPM], ids=["llama", "minicpm"])
+def test_a_trained_draft_is_right_more_often_and_runs(tmp_path, changes):
+    model = write_model(tmp_path / "model", **changes)
+    said = []
+    trainer, accepted = train(model, tmp_path / "draft", say=said.append)
+    hidden = trainer._hidden_states(trainer._sequences())
+    tokens = torch.from_numpy(trainer._sequences().astype("int64"))
+    torch.manual_seed(0)
+    before = trainer._acceptance(first_weights(Architecture.read(model)), tokens[::16], hidden[::16])
+    assert accepted[0] > before[0] + 0.1
+    assert len(said) == PLAN.passes
+    assert "right by depth" in said[-1]
+    config = json.loads((tmp_path / "draft" / "config.json").read_text())
+    assert config["edged"]["acceptance_by_depth"] == accepted
+    assert Eagle.read(tmp_path / "draft", Architecture.read(model)).layer.residual_scale == pytest.approx(
+        1.4 / 3**0.5 if changes else 1.0
+    )
+    # What the daemon's executor makes of it: the same answers, with drafts accepted.
+    executor = load(model, tmp_path / "draft")
+    jobs = [Job(tokens[index, :16].tolist(), Stops(30)) for index in range(1, 9)]
+    speculator = forced(partial(EagleDraft, model=executor.draft_model, width=4), 12, depth=3)
+    speculator._acceptance = type(speculator._acceptance)(PRIOR_RATES)
+    expected = answer_all(executor, jobs)
+    assert [one.tokens for one in answer_all(executor, jobs, speculator)] == [one.tokens for one in expected]
+    steps = sum(one.steps for one in answer_all(executor, jobs, speculator))
+    assert steps < 0.9 * sum(one.steps for one in expected)
+
+
+class StoppedError(Exception):
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param("continuing texts", marks=pytest.mark.soak),
+        pytest.param("reading hidden states", marks=pytest.mark.soak),
+        "training",
+    ],
+)
+def test_what_was_stopped_goes_on(tmp_path, what):
+    plan = replace(PLAN, passes=14, sequences=32)
+    model = write_model(tmp_path / "model")
+    train(model, tmp_path / "whole", plan)
+
+    def stop(doing, done, total):
+        if doing == what and done > total * 0.91:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        train(model, tmp_path / "draft", plan, stop)
+    assert not (tmp_path / "draft").exists()
+    begun = []
+    train(model, tmp_path / "draft", plan, lambda doing, done, _: begun.append((doing, done)))
+    first = next(done for doing, done in begun if doing == what)
+    assert first > 1 or what == "reading hidden states"
+    whole, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "draft"))
+    for name, tensor in whole.items():
+        torch.testing.assert_close(resumed[name], tensor, rtol=0, atol=1e-5)
+
+
+def test_another_plan_begins_anew(tmp_path):
+    model = write_model(tmp_path / "model")
+    small = replace(PLAN, passes=1, sequences=16)
+    train(model, tmp_path / "draft", small)
+    begun = []
+    train(
+        model, tmp_path / "draft", replace(small, seed=5), lambda doing, done, _: begun.append((doing, done))
+    )
+    assert ("continuing texts", 0) in begun
+
+
+def test_too_little_text_is_refused(tmp_path):
+    model = write_model(tmp_path / "model")
+    with pytest.raises(InvalidArgumentError, match="at least 16 are needed"):
+        DraftTrainer(
+            model, tmp_path / "draft", ["a few words"], replace(PLAN, prompt_tokens=8), progress=print
+        )
+    for change in ({"sequences": 3}, {"passes": 0}, {"rate": 0.0}, {"answer_tokens": 1}):
+        with pytest.raises(InvalidArgumentError, match=next(iter(change))):
+            replace(PLAN, **change)
+
+
+def test_the_acceptance_length_counts_the_drawn_token():
+    assert acceptance_length([]) == 1.0
+    assert acceptance_length([0.5, 0.5]) == pytest.approx(1.75)
+
+
+def test_edgectl_trains_one(tmp_path, capsys):
+    model = write_model(tmp_path / "model")
+    (tmp_path / "text.txt").write_text(words())
+    options = [
+        "--sequences",
+        "16",
+        "--prompt-tokens",
+        "16",
+        "--answer-tokens",
+        "16",
+        "--passes",
+        "1",
+        "--threads",
+        "1",
+    ]
+    arguments = [
+        "draft",
+        "train",
+        str(model),
+        str(tmp_path / "draft"),
+        "--text",
+        str(tmp_path / "text.txt"),
+        *options,
+    ]
+    assert app(arguments, standalone_mode=False) == 0
+    assert "tokens a step" in capsys.readouterr().out
+    assert Eagle.read(tmp_path / "draft", Architecture.read(model)).has("hidden_norm")
+    arguments[5] = str(tmp_path / "missing.txt")
+    assert app(arguments, standalone_mode=False) == 5
