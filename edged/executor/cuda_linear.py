@@ -4,8 +4,9 @@ Weights of 16 bits: one row streams them through our kernel, more go to cuBLAS. 
 (docs/gpu_runs.md) they are equally fast for one row, and cuBLAS is faster for more; for one row ours overlaps the launches
 around it, and takes the activation of the MLP along.
 
-Packed weights: up to 128 rows multiply them as they are. For more, some outputs at a time are widened into a buffer of the
-plan and multiplied by cuBLAS, which has 0.78 of its own rate left for 2048 rows, but at 128 is slower than our kernels.
+Packed weights: up to 128 rows (ternary: 64) multiply them as they are. For more, some outputs at a time are widened into a
+buffer of the plan and multiplied by cuBLAS. On an H200 (docs/gpu_runs.md) 128 rows run at 192 TFLOP/s in 4 bits as they are
+and at 166 widened, ternary at 172 and 191; 256 rows at 192 and 298.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from edged.memory.cuda_buffers import wide_rows
-from edged.models.cuda_weights import KERNEL_ROWS
 from plugins_trt.contract import DeviceArray
 from plugins_trt.skinny_linear.contract import MAX_ROWS, STEP, SkinnyGated, SkinnyLinear
 from plugins_trt.ternary_linear.contract import TernaryLinear, TernaryWiden
+from plugins_trt.w4a16_linear.contract import MAX_ROWS as MAX_PACKED_ROWS
 from plugins_trt.w4a16_linear.contract import W4A16Linear
 from plugins_trt.w4a16_widen.contract import W4A16Widen
 
@@ -58,7 +59,7 @@ class CudaLinear:
         """``[M, in]`` to ``[M, out]``."""
         packed = self._packed.get(layer.name)
         if packed is not None:
-            if x.shape[0] <= KERNEL_ROWS:
+            if x.shape[0] <= packed.form.kernel_rows:
                 self._packed_product(x, packed, layer, out)
             else:
                 self._widened_product(x, packed, layer, out)
@@ -70,7 +71,8 @@ class CudaLinear:
 
     def fuses(self, x: torch.Tensor, layer: Linear[torch.Tensor]) -> bool:
         """Whether one kernel goes on from ``layer``, which is gate and up, to the activation."""
-        return x.shape[0] <= KERNEL_ROWS if layer.name in self._packed else _is_skinny(x)
+        packed = self._packed.get(layer.name)
+        return _is_skinny(x) if packed is None else x.shape[0] <= packed.form.kernel_rows
 
     def gated(self, x: torch.Tensor, layer: Linear[torch.Tensor], out: torch.Tensor) -> None:
         """``silu(gate) * up`` of what ``layer`` gives, ``[M, in]`` to ``[M, out / 2]``; only where it :meth:`fuses`."""
@@ -110,9 +112,8 @@ class CudaLinear:
         tiles, groups = _of(packed.tiles), _of(packed.groups)
         bias = None if layer.bias is None else _of(layer.bias)
         workspace = None if self._workspace is None else _of(self._workspace)
-        step = packed.form.launch_rows
-        for first in range(0, x.shape[0], step):
-            rows = slice(first, first + step)
+        for first in range(0, x.shape[0], MAX_PACKED_ROWS):
+            rows = slice(first, first + MAX_PACKED_ROWS)
             self._kernels.packed(
                 product(_of(x[rows]), tiles, groups, _of(out[rows]), bias, workspace=workspace, gated=gated)
             )

@@ -19,12 +19,12 @@ from edged.memory.specs import (
     TENSORRT,
     BufferSpec,
 )
-from edged.models.cuda_weights import KERNEL_ROWS, cuda_packed
+from edged.models.cuda_weights import cuda_packed
 from plugins_trt.arena import COARSE_SLOTS, FINE_SLOTS
 from plugins_trt.attention.contract import Layout
 from plugins_trt.contract import MAX_DECODE, ceil_div, round_up
 from plugins_trt.ternary_linear.contract import LinearPlan as TernaryPlan
-from plugins_trt.w4a16_linear.contract import LinearPlan
+from plugins_trt.w4a16_linear.contract import MAX_ROWS, LinearPlan
 from plugins_trt.w4a16_widen.contract import OCTET
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def attention_workspace(plan: ModelPlan, tokens: int, multiprocessors: int = MUL
 def packed_workspace(plan: ModelPlan) -> int:
     """Bytes of scratch memory that a product with a packed weight needs in any bucket."""
     shapes = {
-        (each.ternary, each.outputs, each.inputs, min(each.launch_rows, size))
+        (each.ternary, each.outputs, each.inputs, min(MAX_ROWS, size))
         for each in cuda_packed(plan.architecture)
         for size in bucket_sizes(plan)
     }
@@ -162,8 +162,9 @@ def _packed_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
     workspace = packed_workspace(plan)
     if workspace:
         buffers.append(BufferSpec("packed_workspace", ACTIVATIONS, (round_up(workspace, 16),), "uint8"))
-    if packed and bucket_sizes(plan)[-1] > KERNEL_ROWS:
-        elements = max(wide_rows(each) * each.inputs for each in packed)
+    widened = [each for each in packed if bucket_sizes(plan)[-1] > each.kernel_rows]
+    if widened:
+        elements = max(wide_rows(each) * each.inputs for each in widened)
         buffers.append(BufferSpec("packed_wide", ACTIVATIONS, (elements,), plan.dtype))
     return tuple(buffers)
 

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from edged.models.architecture import Architecture
     from edged.models.weights import Packing, WeightSpec
 
-KERNEL_ROWS = 128
-"""Up to so many rows multiply packed weights as they are; for more, the weights are widened, for cuBLAS."""
-
 GROUPS = ".groups"
 """Follows a packed weight's name, for its scales and zero points: ``layers.3.qkv`` itself holds the tiles."""
 
@@ -72,9 +69,9 @@ class CudaPacked:
         )
 
     @property
-    def launch_rows(self) -> int:
-        """Most rows of one launch of the kernels."""
-        return KERNEL_ROWS if self.ternary else MAX_ROWS
+    def kernel_rows(self) -> int:
+        """Up to so many rows multiply the weight as it is; for more, it is widened, for cuBLAS."""
+        return MAX_ROWS if self.ternary else 2 * MAX_ROWS
 
     def check(self) -> None:
         """Refuse sizes that the kernels do not take.
