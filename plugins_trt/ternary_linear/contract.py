@@ -20,16 +20,16 @@ from plugins_trt.ternary_linear.layout import BLOCK, GROUPS, TILE, blocks_of, ch
 SLAB = 32
 """Rows of x that a thread block takes at most."""
 
-FEW_ROWS = 4
+FEW_ROWS = 8
 """Up to here, and where x is small, the weights stream past an x that lies whole in shared memory."""
 
-FEW_BYTES = 40 << 10
+FEW_BYTES = 32 << 10
 """Of such an x."""
 
 WARPS = 16
 """Of a thread block that keeps x whole."""
 
-MAX_SUM_BYTES = 20 << 10
+MAX_SUM_BYTES = 6 << 10
 """Of the sums of such a thread block."""
 
 BLOCK_TILES = 8
@@ -38,42 +38,25 @@ BLOCK_TILES = 8
 OCTET = 8
 """Outputs that are widened together."""
 
-_MAX_SPLITS = 8  # thread blocks of a cluster
+_MAX_SPLITS = 8
 _SPLIT_INPUTS = 512  # of a share of the inputs, at least
 
 
+def sum_bytes(tiles: int, splits: int, rows: int) -> int:
+    """Of the sums of a thread block that keeps x whole."""
+    return 4 * (TILE + 4) * tiles * splits * rows
+
+
 @dataclass(frozen=True)
-class LinearPlan:
-    """How a product is cut, and its scratch memory; depends on sizes alone."""
+class FewPlan:
+    """How a product is cut whose x lies whole in shared memory."""
 
-    few: bool  # x lies whole in shared memory
-    splits: int  # shares of the inputs: few, of the warps of a thread block; else of thread blocks
-    thread_blocks: int  # for all tiles and slabs of rows
-    workspace_bytes: int  # float32 [splits, M, 16 tiles], 0 without splits or few
+    splits: int  # shares of the inputs, of the warps of a thread block
+    thread_blocks: int
 
     @classmethod
-    def of(cls, *, rows: int, outputs: int, inputs: int, multiprocessors: int) -> LinearPlan:
-        """Cuts a product of up to `rows` rows for a device of `multiprocessors`."""
-        check_at_least("multiprocessors", multiprocessors, 1)
-        tiles, blocks = tiles_of(outputs), blocks_of(inputs)
-        few = cls._few(rows, tiles, blocks, multiprocessors)
-        if few is not None:
-            return few
-        groups = ceil_div(tiles, BLOCK_TILES) * ceil_div(rows, SLAB)
-        most = max(1, min(_MAX_SPLITS, inputs // _SPLIT_INPUTS))
-
-        def time(splits: int) -> float:
-            # Of a multiprocessor; it runs two thread blocks beside each other, one alone takes more than half of the time.
-            rounds = ceil_div(groups * splits, multiprocessors)
-            return (1.5 if rounds == 1 else rounds) * ceil_div(blocks, splits) + splits / 8
-
-        splits = min(range(1, most + 1), key=time)
-        size = round_up(splits * rows * tiles * TILE * 4, 256) if splits > 1 else 0
-        return cls(False, splits, groups, size)
-
-    @classmethod
-    def _few(cls, rows: int, tiles: int, blocks: int, multiprocessors: int) -> LinearPlan | None:
-        """Where x is small enough to lie whole in shared memory: a thread block a multiprocessor, or some each."""
+    def of(cls, rows: int, tiles: int, blocks: int, multiprocessors: int) -> FewPlan | None:
+        """One thread block a multiprocessor, or some each; None where x is too large."""
         if rows > FEW_ROWS or rows * blocks * BLOCK * 2 > FEW_BYTES:
             return None
         thread_blocks = 0
@@ -85,10 +68,36 @@ class LinearPlan:
             def of_a_warp(splits: int, most: int = most) -> int:
                 return ceil_div(most * splits, WARPS) * ceil_div(blocks // 2, splits)
 
-            splits = min((1, 2, 4, 8, 16), key=of_a_warp)
-            if most * splits * rows * 4 * (TILE + 4) <= MAX_SUM_BYTES:
-                return cls(True, splits, thread_blocks, 0)
+            fitting = [each for each in (1, 2, 4, 8, 16) if sum_bytes(most, each, rows) <= MAX_SUM_BYTES]
+            if fitting:
+                return cls(min(fitting, key=of_a_warp), thread_blocks)
         return None
+
+
+@dataclass(frozen=True)
+class LinearPlan:
+    """How a product is cut, and its scratch memory; depends on sizes alone."""
+
+    few: FewPlan | None  # where x is small
+    splits: int  # shares of the inputs, of thread blocks, where x is streamed
+    workspace_bytes: int  # float32 [splits, M, 16 tiles], 0 without splits
+
+    @classmethod
+    def of(cls, *, rows: int, outputs: int, inputs: int, multiprocessors: int) -> LinearPlan:
+        """Cuts a product of up to `rows` rows for a device of `multiprocessors`."""
+        check_at_least("multiprocessors", multiprocessors, 1)
+        tiles, blocks = tiles_of(outputs), blocks_of(inputs)
+        groups = ceil_div(tiles, BLOCK_TILES) * ceil_div(rows, SLAB)
+        most = max(1, min(_MAX_SPLITS, inputs // _SPLIT_INPUTS))
+
+        def time(splits: int) -> float:
+            # Of a multiprocessor; it runs two thread blocks beside each other, one alone takes more than half of the time.
+            rounds = ceil_div(groups * splits, multiprocessors)
+            return (1.5 if rounds == 1 else rounds) * ceil_div(blocks, splits) + splits / 8
+
+        splits = min(range(1, most + 1), key=time)
+        size = round_up(splits * rows * tiles * TILE * 4, 256) if splits > 1 else 0
+        return cls(FewPlan.of(rows, tiles, blocks, multiprocessors), splits, size)
 
 
 @dataclass(frozen=True)

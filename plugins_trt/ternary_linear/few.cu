@@ -1,65 +1,24 @@
-// The product of up to 4 rows of x with ternary weights, in integers: x lies in shared memory, the weights stream past it.
+// The product of up to 8 rows of x with ternary weights: x lies in shared memory, the weights stream past it.
 //
-// A row of x becomes 16-bit integers, of which its largest element is 32000: the error is below the 2^-16 th part of that,
-// and so of a product below the one that rounding to bfloat16 or float16 makes. Each integer is two signed bytes, and each
-// of them a column of a tensor-core operand: sums are exact until they meet their scale. The two bits of a weight are a
-// signed number of two bits: shifted to the head of a byte and masked they are 0, +64 or -64. So four weights take one
-// mask and a shift, half of what they take as 16-bit floats.
-//
-// A thread block, one on each multiprocessor, takes as many tiles of 16 outputs as the others. Its warps multiply a tile
-// each, or share one: each then takes a share of the inputs, and the shares are added up in their order at the end. A warp
-// copies just what it will multiply itself, tile after tile, so its ring needs no barrier. Weights do not depend on the
-// launch before: their copies begin before its end, beside it, for there is room for two thread blocks.
+// A thread block takes as many tiles of 16 outputs as the others. Its warps multiply a tile each, or share one: each then
+// takes a share of the inputs, and the shares are added up in their order at the end. A warp copies just what it will
+// multiply itself, tile after tile, so its ring needs no barrier. Weights do not depend on the launch before: their copies
+// begin before its end, beside it, for there is room for two thread blocks. There is one for each multiprocessor, also
+// where some have less to do: those of the next launch then find the same room everywhere.
 #include "ternary_linear/ternary.cuh"
 
 
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
-#if __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ == 1200
-constexpr int kStages = 3;  // these have 99 KiB of shared memory
-#else
-constexpr int kStages = 6;
-#endif
-constexpr int kPair = 2;                 // blocks of inputs of a stage
-constexpr u32 kWordBytes = kPair * 512;  // of a stage of a warp
-constexpr int kRows = 4;                 // at most
-constexpr u32 kColumnPad = 64;           // so that eight columns lie in different banks
-constexpr int kSumStride = kTile + 4;    // floats of a row of sums
-constexpr float kLargest = 32000.0f;     // of a row's integers
-constexpr float kTiny = 1e-30f;          // what is smaller may become 0
-constexpr float kMagic = 12582912.0f;    // 1.5 * 2^23: what is added to it lies in its lowest bits as an integer
+constexpr int kStages = 3;
+constexpr int kPair = 2;                  // blocks of inputs of a stage
+constexpr u32 kWordBytes = kPair * 512;   // of a stage of a warp
+constexpr u32 kPairBytes = kPair * kBlock * 2;  // of a row of x
+constexpr u32 kRowPad = 64;               // so that eight rows of x lie in different banks
+constexpr int kSumStride = kTile + 4;     // floats of a row of sums
 
-// Sixteen inputs as integers: of the registers of both bytes there are four, which hold two of `first` and two of `second`.
-template <typename T>
-__device__ __forceinline__ void split(uint4& high, uint4& low, const uint4& first, const uint4& second, float factor) {
-    const u32 from[2][4] = {{first.x, first.y, first.z, first.w}, {second.x, second.y, second.z, second.w}};
-    u32 highs[4], lows[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        u32 number[2][2];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            // (128 more: then the upper byte is the nearer one, and the lower one lacks the sign bit.)
-            number[h][0] = __float_as_uint(fmaf(T::low(from[h][i]), factor, kMagic + 128.0f));
-            number[h][1] = __float_as_uint(fmaf(T::high(from[h][i]), factor, kMagic + 128.0f));
-        }
-        u32 left = bytes_of(number[1][0], number[0][0], 0x5140), right = bytes_of(number[1][1], number[0][1], 0x5140);
-        lows[i] = bytes_of(left, right, 0x5410) ^ 0x80808080u;
-        highs[i] = bytes_of(left, right, 0x7632);
-    }
-    high = {highs[0], highs[1], highs[2], highs[3]};
-    low = {lows[0], lows[1], lows[2], lows[3]};
-}
-
-// The larger ones of the halves of two pairs without their signs, in the place of the higher half.
-__device__ __forceinline__ u32 larger(u32 a, u32 pair) {
-    u32 high = pair & 0x7fff0000u, low = (pair << 16) & 0x7fff0000u;
-    a = a > high ? a : high;
-    return a > low ? a : low;
-}
-
-// kScales: of a block of inputs; 0: one of all inputs. Shared memory: the rings of the warps, the bytes of x
-// [row, high or low, input], and the sums [tile, share, row].
+// kScales: of a block of inputs; 0: one of all inputs. Shared memory: the rings of the warps, x, and the sums
+// [tile, share, row].
 template <typename T, int kScales>
 __device__ __forceinline__ void few(const Linear& args) {
     extern __shared__ __align__(16) unsigned char shared[];
@@ -101,62 +60,51 @@ __device__ __forceinline__ void few(const Linear& args) {
     wait_for_dependencies();
     launch_dependents();
 
+    // x, rows of `pairs` pairs of blocks; behind the last input there are zeros.
     unsigned char* x = shared + kWarps * kStages * kStageBytes;
-    u32 column_bytes = args.blocks * kBlock + kColumnPad;
-    float* sums = reinterpret_cast<float*>(x + 2 * args.rows * column_bytes);
-    u32* largest = reinterpret_cast<u32*>(sums);  // [row, warp], before there are sums
-    __shared__ float unit[kRows];                 // of a row's integers
-    // Threads take sixteen inputs each: eight, and the eight that are 32 behind them. Behind the last input there are zeros.
-    auto load = [&](uint4 (&two)[2], int row, int unit_of_x) {
-        int input = unit_of_x / 4 * 64 + unit_of_x % 4 * 8;
-        const u16* from = args.x + row * args.x_stride + input;
+    u32 x_bytes = pairs * kPairBytes + kRowPad;
+    {
+        constexpr int kAtATime = 4;
+        int pieces = pairs * (kPairBytes / 16);
+        for (int row = 0; row < args.rows; ++row) {
+            const u16* from = args.x + row * args.x_stride;
+            unsigned char* to = x + row * x_bytes;
+            for (int first = threadIdx.x; first < pieces; first += kAtATime * kThreads) {
+                uint4 value[kAtATime];
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            two[h] = {0, 0, 0, 0};
-            if (input + 32 * h < args.inputs) two[h] = *reinterpret_cast<const uint4*>(from + 32 * h);
-        }
-    };
-    int units = args.blocks * (kBlock / 16);
-    for (int row = 0; row < args.rows; ++row) {
-        u32 most = 0;
-#pragma unroll 2
-        for (int i = threadIdx.x; i < units; i += kThreads) {
-            uint4 two[2];
-            load(two, row, i);
+                for (int i = 0; i < kAtATime; ++i) {
+                    int piece = first + i * kThreads;
+                    value[i] = {0, 0, 0, 0};
+                    if (piece * 8 < args.inputs) value[i] = *reinterpret_cast<const uint4*>(from + piece * 8);
+                }
 #pragma unroll
-            for (int h = 0; h < 2; ++h)
-                most = larger(larger(larger(larger(most, two[h].x), two[h].y), two[h].z), two[h].w);
-        }
-        most = warp_largest(most);
-        if (lane == 0) largest[row * kWarps + warp] = most;
-    }
-    __syncthreads();
-    for (int row = 0; row < args.rows; ++row) {
-        u32 most = 0;
-#pragma unroll
-        for (int w = 0; w < kWarps; ++w) most = most > largest[row * kWarps + w] ? most : largest[row * kWarps + w];
-        float size = T::high(most);
-        size = size < kTiny ? kTiny : size;  // (not so what is no number)
-        float factor = kLargest / size;
-        if (threadIdx.x == 0) unit[row] = size / kLargest * (1.0f / 64);
-        unsigned char* to = x + 2 * row * column_bytes;
-#pragma unroll 2
-        for (int i = threadIdx.x; i < units; i += kThreads) {
-            uint4 two[2], high, low;
-            load(two, row, i);
-            split<T>(high, low, two[0], two[1], factor);
-            *reinterpret_cast<uint4*>(to + i * 16) = high;
-            *reinterpret_cast<uint4*>(to + column_bytes + i * 16) = low;
+                for (int i = 0; i < kAtATime; ++i) {
+                    int piece = first + i * kThreads;
+                    if (piece < pieces) *reinterpret_cast<uint4*>(to + piece * 16) = value[i];
+                }
+            }
         }
     }
+    float* sums = reinterpret_cast<float*>(x + args.rows * x_bytes);
     __syncthreads();
 
-    // Columns behind the last are the last again: their products are not stored.
-    u32 own_x = min_int(g, 2 * args.rows - 1) * column_bytes + begin * (kPair * kBlock) + t * 16;
+    // Rows behind the last are the last again: their products are not stored.
+    u32 own_x = min_int(g, args.rows - 1) * x_bytes + begin * kPairBytes + t * 16;
     u32 of_x = own_x;
     const unsigned char* own_ring = shared + warp * (kStages * kStageBytes);
-    float acc[2] = {};      // outputs g and g + 8 of row t
-    i32 whole[kPair][4] = {};  // of one scale of all inputs
+    float acc[kScales == 0 ? kPair : 1][4] = {};
+    uint4 block[kPair];
+    u32 both[kPair][kScales + 1];
+    auto load = [&](int slot) {
+        const unsigned char* stage = own_ring + slot * kStageBytes;
+#pragma unroll
+        for (int b = 0; b < kPair; ++b) {
+            block[b] = *reinterpret_cast<const uint4*>(stage + b * 512 + lane * 16);
+#pragma unroll
+            for (int j = 0; j < kScales; ++j)
+                both[b][j] = *reinterpret_cast<const u32*>(stage + kWordBytes + ((b * 8 + g) * kScales + j) * 4);
+        }
+    };
     int until_end = count;  // of a tile's share
     for (int first = 0; first < total; first += kStages) {
 #pragma unroll
@@ -164,64 +112,41 @@ __device__ __forceinline__ void few(const Linear& args) {
             if (first + slot >= total) break;
             copy_wait<kStages - 2>();
             if (kScales != 0) __syncwarp();
-            const unsigned char* stage = own_ring + slot * kStageBytes;
-            uint4 block[kPair];
-            u32 both[kPair][kScales + 1];
-#pragma unroll
-            for (int b = 0; b < kPair; ++b) {
-                block[b] = *reinterpret_cast<const uint4*>(stage + b * 512 + lane * 16);
-#pragma unroll
-                for (int j = 0; j < kScales; ++j)
-                    both[b][j] = *reinterpret_cast<const u32*>(stage + kWordBytes + ((b * 8 + g) * kScales + j) * 4);
-            }
+            load(slot);
             copy((slot + kStages - 1) % kStages);
+            const unsigned char* at_x = x + of_x;
+            float part[kPair][4];
 #pragma unroll
-            for (int b = 0; b < kPair; ++b) {
-                uint4 x0 = *reinterpret_cast<const uint4*>(x + of_x + b * kBlock);       // inputs 0 to 63
-                uint4 x1 = *reinterpret_cast<const uint4*>(x + of_x + b * kBlock + 64);  // 64 to 127
-                const u32 b0[4] = {x0.x, x0.y, x0.z, x0.w}, b1[4] = {x1.x, x1.y, x1.z, x1.w};
-                i32 part[kScales == 0 ? 1 : kScales][4] = {};
+            for (int u = 0; u < 4; ++u) {
+                constexpr int kPerScale = kScales == 0 ? 4 : 4 / kScales;
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    u32 a[4] = {block[b].x << (2 * i), block[b].z << (2 * i), block[b].y << (2 * i), block[b].w << (2 * i)};
-                    if constexpr (kScales == 4) {  // the eights of a register are of two groups
+                for (int b = 0; b < kPair; ++b) {
+                    uint4 from_x = *reinterpret_cast<const uint4*>(at_x + b * (kBlock * 2) + u * 64);
+                    u32 a[2][4];
+                    weights_of(a, block[b], u);
+                    float(&sum)[4] = kScales == 0 ? acc[kScales == 0 ? b : 0] : part[b];
+                    if (kScales != 0 && u % kPerScale == 0) T::mma_first(sum, a[0][0], a[0][1], a[0][2], a[0][3], from_x.x, from_x.y);
+                    else T::mma(sum, a[0][0], a[0][1], a[0][2], a[0][3], from_x.x, from_x.y);
+                    T::mma(sum, a[1][0], a[1][1], a[1][2], a[1][3], from_x.z, from_x.w);
+                    if (kScales != 0 && (u + 1) % kPerScale == 0) {
+                        float low = F16::low(both[b][u / kPerScale]), high = F16::high(both[b][u / kPerScale]);
 #pragma unroll
-                        for (int h = 0; h < 2; ++h) {
-                            u32 mask = h == 0 ? 0xc000c000u : 0x00c000c0u;
-                            mma_bytes(part[h], a[0] & mask, a[1] & mask, b0[i]);
-                            mma_bytes(part[2 + h], a[2] & mask, a[3] & mask, b1[i]);
-                        }
-                    } else {
-#pragma unroll
-                        for (int j = 0; j < 4; ++j) a[j] &= 0xc0c0c0c0u;
-                        if constexpr (kScales == 2) {
-                            mma_bytes(part[0], a[0], a[1], b0[i]);
-                            mma_bytes(part[1], a[2], a[3], b1[i]);
-                        } else {
-                            mma_bytes(kScales == 0 ? whole[b] : part[0], a, b0[i], b1[i]);
-                        }
+                        for (int e = 0; e < 4; ++e) acc[0][e] = fmaf(part[b][e], e < 2 ? low : high, acc[0][e]);
                     }
                 }
-#pragma unroll
-                for (int j = 0; j < kScales; ++j) {
-                    acc[0] = fmaf((float)(part[j][0] * 256 + part[j][1]), F16::low(both[b][j]), acc[0]);
-                    acc[1] = fmaf((float)(part[j][2] * 256 + part[j][3]), F16::high(both[b][j]), acc[1]);
-                }
             }
-            of_x += kPair * kBlock;
-            if (--until_end == 0) {
+            of_x += kPairBytes;
+            if (--until_end == 0) {  // acc: outputs g and g + 8 of rows 2t and 2t + 1
                 until_end = count;
                 of_x = own_x;
 #pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    if constexpr (kScales == 0) {
-                        acc[half] = (float)(whole[0][2 * half] + whole[1][2 * half]) * 256.0f +
-                                    (float)(whole[0][2 * half + 1] + whole[1][2 * half + 1]);
-                        whole[0][2 * half] = whole[1][2 * half] = whole[0][2 * half + 1] = whole[1][2 * half + 1] = 0;
-                    }
-                    if (t < args.rows)
-                        sums[((tile * args.splits + share) * args.rows + t) * kSumStride + g + kHalf * half] = acc[half];
-                    acc[half] = 0.0f;
+                for (int e = 0; e < 4; ++e) {
+                    float sum = acc[0][e];
+                    acc[0][e] = 0.0f;
+                    if constexpr (kScales == 0) sum += acc[1][e], acc[1][e] = 0.0f;
+                    int row = 2 * t + (e & 1);
+                    if (row < args.rows)
+                        sums[((tile * args.splits + share) * args.rows + row) * kSumStride + g + kHalf * (e >> 1)] = sum;
                 }
                 tile += slots;
             }
@@ -250,13 +175,20 @@ __device__ __forceinline__ void few(const Linear& args) {
             sum *= m < 8 ? F16::low(both) : F16::high(both);
             up *= F16::high(both);
         }
-        store_output<T>(args, row, output, sum * unit[row] * (1.0f / kUnit), up * unit[row] * (1.0f / kUnit));
+        store_output<T>(args, row, output, sum, up);
     }
 }
 
-#define FEW(type, suffix, scales)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(kThreads, 1) ternary_few_##suffix##_s##scales(const Linear args) { \
-        few<type, scales>(args);                                                                                              \
+#if __CUDA_ARCH__ == 1200
+constexpr int kResident = 1;  // (there is no room for a second one)
+#else
+constexpr int kResident = 2;
+#endif
+
+// With more scales than one of a block there are too few registers for two thread blocks.
+#define FEW(type, suffix, scales)                                                                                                    \
+    extern "C" __global__ void __launch_bounds__(kThreads, scales < 2 ? kResident : 1) ternary_few_##suffix##_s##scales(const Linear args) { \
+        few<type, scales>(args);                                                                                                     \
     }
 #define FEW_OF(type, suffix) FEW(type, suffix, 0) FEW(type, suffix, 1) FEW(type, suffix, 2) FEW(type, suffix, 4)
 

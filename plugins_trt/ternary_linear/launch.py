@@ -5,33 +5,41 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from plugins_trt.contract import KERNEL_DTYPES, ceil_div
-from plugins_trt.registry import KernelsError
-from plugins_trt.ternary_linear.contract import BLOCK_TILES, OCTET, WARPS
-from plugins_trt.ternary_linear.layout import BLOCK, TILE
+from plugins_trt.ternary_linear.contract import (
+    BLOCK_TILES,
+    FEW_BYTES,
+    FEW_ROWS,
+    MAX_SUM_BYTES,
+    OCTET,
+    WARPS,
+    sum_bytes,
+)
+from plugins_trt.ternary_linear.layout import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from plugins_trt.ternary_linear.contract import LinearPlan, TernaryLinear, TernaryWiden
+    from plugins_trt.ternary_linear.contract import FewPlan, TernaryLinear, TernaryWiden
 
 _FORMAT = "PPPPPPPqiiiiiiii"
 _WIDEN_FORMAT = "PPPiiiiii"
 _THREADS = 256
 _FEW_THREADS = 32 * WARPS
 _SCALE_COUNTS = (0, 1, 2, 4)
-_FEW_STAGES = (6, 3)  # of a device with as much memory as the first needs, of any
-_FEW_MEMORY = (226 << 10, 162 << 10, 98 << 10)  # that a thread block may ask for, of which the device has one
-_COLUMN_PAD = 64
-_SUM_BYTES = 4 * (TILE + 4)  # of a row of sums of a tile
+_FEW_STAGES = 3
+_ROW_PAD = 64
 _MANY = {8: (4, 3), 16: (2, 4), 32: (2, 3)}  # rows: blocks of inputs of a stage, stages
 
 
-def few_bytes(plan: LinearPlan, args: TernaryLinear, stages: int) -> int:
+def few_bytes(plan: FewPlan, args: TernaryLinear) -> int:
     """Shared memory of a launch that keeps x whole."""
-    ring = WARPS * stages * 2 * (512 + 32 * args.scale_count)
-    x = 2 * args.rows * (args.tiles.shape[1] * BLOCK + _COLUMN_PAD)  # as bytes
     tiles = ceil_div(args.tiles.shape[0], plan.thread_blocks)
-    return ring + x + max(tiles * plan.splits * args.rows * _SUM_BYTES, 4 * WARPS * args.rows)
+    x = args.rows * (args.tiles.shape[1] * BLOCK * 2 + _ROW_PAD)
+    return _ring_bytes(args.scale_count) + x + sum_bytes(tiles, plan.splits, args.rows)
+
+
+def _ring_bytes(scale_count: int) -> int:
+    return WARPS * _FEW_STAGES * 2 * (512 + 32 * scale_count)
 
 
 def many_bytes(rows: int, scale_count: int) -> int:
@@ -55,11 +63,12 @@ class TernaryMultiplier:
         suffix = KERNEL_DTYPES[dtype]
 
         def find(name: str, shared: int) -> Any:  # noqa: ANN401 -- a kernel
-            return function(f"ternary_{name}", shared).prepare(_FORMAT, overlaps=True)
+            return function(f"ternary_{name}", shared).prepare(_FORMAT, overlaps=True, beside_others=True)
 
-        self._few_memory = 0
-        self._few = {count: self._find_few(find, f"few_{suffix}_s{count}") for count in _SCALE_COUNTS}
-        self._few_stages = _FEW_STAGES[0 if self._few_memory > _FEW_MEMORY[-1] else 1]
+        most = FEW_BYTES + FEW_ROWS * _ROW_PAD + MAX_SUM_BYTES
+        self._few = {
+            count: find(f"few_{suffix}_s{count}", _ring_bytes(count) + most) for count in _SCALE_COUNTS
+        }
         self._many = {
             (rows, fine): find(
                 f"many_{suffix}_n{rows}{'_fine' if fine else ''}",
@@ -77,46 +86,29 @@ class TernaryMultiplier:
             LaunchError: naming the argument, before anything runs.
         """
         plan = args.plan(self.multiprocessors)
-        block, tiles = (_THREADS, 1, 1), args.tiles.shape[0]
-        shared = few_bytes(plan, args, self._few_stages) if plan.few else 0
-        if plan.few and shared <= self._few_memory:
+        few = plan.few
+        if few is not None:
             self._few[args.scale_count].prepared_async_call(
-                (plan.thread_blocks, 1, 1),
+                (few.thread_blocks, 1, 1),
                 (_FEW_THREADS, 1, 1),
                 stream,
-                *_pack(args, plan.splits),
-                shared_size=shared,
+                *_pack(args, few.splits),
+                shared_size=few_bytes(few, args),
             )
             return
+        block, tiles, splits = (_THREADS, 1, 1), args.tiles.shape[0], plan.splits
         rows = next((rows for rows in _MANY if args.rows <= rows), max(_MANY))
         kernel = self._many[rows, args.scale_count > 1]
-        splits = 1 if plan.few else plan.splits
         grid = (ceil_div(tiles, BLOCK_TILES) * ceil_div(args.rows, rows), splits, 1)
         shared = many_bytes(rows, args.scale_count)
-        if splits == 1 or kernel.overlaps:
-            packed, cluster = _pack(args, splits, in_cluster=True), (1, splits, 1)
-            kernel.prepared_async_call(grid, block, stream, *packed, shared_size=shared, cluster=cluster)
-            return
         packed = _pack(args, splits)
         kernel.prepared_async_call(grid, block, stream, *packed, shared_size=shared)
-        grid = (ceil_div(args.out.shape[1], _THREADS), args.rows, 1)
-        self._reduce.prepared_async_call(grid, block, stream, *packed)
-
-    def _find_few(self, find: Callable[[str, int], Any], name: str) -> Any:  # noqa: ANN401 -- a kernel
-        """A kernel, with as much memory as it gets."""
-        for memory in _FEW_MEMORY[:-1]:
-            if memory >= self._few_memory:
-                try:
-                    found = find(name, memory)
-                except KernelsError:
-                    continue
-                self._few_memory = memory
-                return found
-        self._few_memory = _FEW_MEMORY[-1]
-        return find(name, self._few_memory)
+        if splits > 1:
+            grid = (ceil_div(args.out.shape[1], _THREADS), args.rows, 1)
+            self._reduce.prepared_async_call(grid, block, stream, *packed)
 
 
-def _pack(args: TernaryLinear, splits: int, *, in_cluster: bool = False) -> tuple[int, ...]:
+def _pack(args: TernaryLinear, splits: int) -> tuple[int, ...]:
     """The kernels' `Linear` struct, in the order of `_FORMAT`."""
     return (
         args.x.pointer,
@@ -125,7 +117,7 @@ def _pack(args: TernaryLinear, splits: int, *, in_cluster: bool = False) -> tupl
         args.out.pointer,
         0 if args.bias is None else args.bias.pointer,
         0 if args.residual is None else args.residual.pointer,
-        0 if args.workspace is None or in_cluster else args.workspace.pointer,
+        0 if args.workspace is None else args.workspace.pointer,
         args.row_stride,
         args.rows,
         args.inputs,

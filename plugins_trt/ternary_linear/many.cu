@@ -1,8 +1,7 @@
 // The product of rows of x with ternary weights, up to 32 of them in a thread block.
 //
 // A thread block takes 8 tiles, 128 outputs, one for each of its warps, and a share of the inputs. x goes through shared
-// memory once a thread block. With several shares of the inputs, the thread blocks of a cluster add them up in their order,
-// or where there are no clusters, `reduce` does.
+// memory once a thread block. With several shares of the inputs, `reduce` adds them up in their order.
 #include "ternary_linear/ternary.cuh"
 
 constexpr int kThreads = 256;
@@ -173,7 +172,7 @@ __device__ __forceinline__ void many(const Linear& args) {
             sums[(8 * n + 2 * t + (e & 1)) * kSumStride + warp * kTile + g + kHalf * (e >> 1)] = acc[n][e];
     __syncthreads();
     int width = kTile * args.tile_count, first = tiles_before * kTile;
-    if (args.splits > 1 && args.partial != nullptr) {
+    if (args.splits > 1) {
         for (int i = threadIdx.x; i < rows_here * kOutputs; i += kThreads) {
             int row = i / kOutputs, output = i % kOutputs;
             if (first + output < width)
@@ -182,33 +181,15 @@ __device__ __forceinline__ void many(const Linear& args) {
         }
         return;
     }
-    // Of a cluster, each thread block adds up some of the outputs of all.
-    constexpr int kMostShares = 8;
-    int columns = args.gated ? kOutputs / 2 : kOutputs, count = rows_here * columns, rank = blockIdx.y;
-    if (args.splits > 1) cluster_sync();
-    int last = count * (rank + 1) / args.splits;
-    for (int i = count * rank / args.splits + (int)threadIdx.x; i < last; i += kThreads) {
+    int columns = args.gated ? kOutputs / 2 : kOutputs;
+    for (int i = threadIdx.x; i < rows_here * columns; i += kThreads) {
         int row = i / columns, column = i % columns;
         int output = tiles_before * (args.gated ? kHalf : kTile) + column;
-        int at = row * kSumStride + (args.gated ? column / kHalf * kTile + column % kHalf : column);
-        float sum = sums[at], up = args.gated ? sums[at + kHalf] : 0.0f;
-        if (args.splits > 1) {
-            float of[kMostShares], of_up[kMostShares];
-#pragma unroll
-            for (int k = 0; k < kMostShares; ++k) {
-                of[k] = of_up[k] = 0.0f;
-                if (k < args.splits) {
-                    of[k] = load_of_cluster(base + at * 4, k);
-                    if (args.gated) of_up[k] = load_of_cluster(base + (at + kHalf) * 4, k);
-                }
-            }
-            sum = up = 0.0f;
-#pragma unroll
-            for (int k = 0; k < kMostShares; ++k) sum += of[k], up += of_up[k];
-        }
-        if (output < args.outputs) store_output<T>(args, first_row + row, output, sum, up);
+        if (output >= args.outputs) continue;
+        const float* of_row = sums + row * kSumStride;
+        int at = args.gated ? column / kHalf * kTile + column % kHalf : column;
+        store_output<T>(args, first_row + row, output, of_row[at], args.gated ? of_row[at + kHalf] : 0.0f);
     }
-    if (args.splits > 1) cluster_sync();  // until the others have read
 }
 
 // Adds up the shares of the inputs. Grid: (ceil(outputs / 256), rows).

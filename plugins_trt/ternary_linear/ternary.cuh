@@ -14,7 +14,7 @@ struct Linear {
     u16* out;             // [rows, outputs]
     const u16* bias;      // [outputs, or gate and up], or null
     const u16* residual;  // [rows, outputs] or null
-    float* partial;       // [splits, rows, 16 tiles], null where the shares meet in a cluster
+    float* partial;       // [splits, rows, 16 tiles]
     i64 x_stride;
     i32 rows;
     i32 inputs;

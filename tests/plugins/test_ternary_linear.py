@@ -22,6 +22,7 @@ from plugins_trt.ternary_linear.contract import (
     MAX_SUM_BYTES,
     LinearPlan,
     TernaryLinear,
+    sum_bytes,
 )
 from plugins_trt.ternary_linear.launch import _FORMAT, TernaryMultiplier, _pack
 from plugins_trt.ternary_linear.reference import ternary_linear, widen
@@ -195,17 +196,16 @@ def test_arguments_are_refused_by_name():
 )  # fmt: skip
 def test_a_plan_cuts_no_more_than_helps(rows, outputs, blocks, multiprocessors):
     plan = LinearPlan.of(rows=rows, outputs=outputs, inputs=128 * blocks, multiprocessors=multiprocessors)
-    assert 1 <= plan.splits <= (16 if plan.few else 8)
-    tiles = -(-outputs // 16)
-    if plan.few:
-        assert plan.splits in (1, 2, 4, 8, 16)
-        assert rows <= 4
+    assert 1 <= plan.splits <= 8
+    assert plan.splits == 1 or blocks // plan.splits >= 4
+    assert bool(plan.workspace_bytes) == (plan.splits > 1)
+    tiles, few = -(-outputs // 16), plan.few
+    if few is not None:
+        assert few.splits in (1, 2, 4, 8, 16)
+        assert rows <= 8
         assert rows * 256 * blocks <= FEW_BYTES
-        assert -(-tiles // plan.thread_blocks) * plan.splits * rows * 80 <= MAX_SUM_BYTES
-        assert plan.thread_blocks in (tiles, *range(multiprocessors, tiles, multiprocessors))
-    else:
-        assert plan.splits == 1 or blocks // plan.splits >= 4
-    assert bool(plan.workspace_bytes) == (not plan.few and plan.splits > 1)
+        assert sum_bytes(-(-tiles // few.thread_blocks), few.splits, rows) <= MAX_SUM_BYTES
+        assert few.thread_blocks in (tiles, *range(multiprocessors, tiles, multiprocessors))
 
 
 # ---------------------------------------------------------------- the kernels on the CPU
@@ -225,7 +225,8 @@ def kernels(tmp_path_factory) -> Kernels:
         ((1, 48, 4128), {"group": 32}, (2, 2)),
         ((3, 16, 128), {"group": 64, "dtype": "float16"}, (16, 1)),  # most warps take none
         ((4, 320, 512), {"group": 128, "gated": True}, (2, 2)),  # several tiles a warp, not all as many
-        ((2, 80, 2048), {"group": ROW, "dtype": "float16"}, (8, 2)),
+        ((7, 80, 1024), {"group": ROW, "dtype": "float16"}, (4, 2)),
+        ((6, 32, 512), {"group": 128}, (8, 1)),
         # x is streamed. Tiles behind the first thread block, a part of a round:
         ((7, 144, 608), {"group": 32, "extras": False}, (1, MANY)),
         ((13, 32, 1024), {"group": 64, "gated": True, "dtype": "float16"}, (2, MANY)),
