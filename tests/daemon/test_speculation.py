@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +69,59 @@ def test_logprobs_come_one_a_token(speculating):
     for one, other in zip(*told, strict=True):
         assert (one[0], one[2]) == (other[0], other[2])
         assert one[1] == pytest.approx(other[1], abs=1e-3)
+
+
+def test_a_draft_model_is_served(tmp_path):
+    from fixtures.daemon import DaemonProcess
+    from fixtures.small_models import CONFIG, model_files
+
+    sys.path.insert(0, str(Path(__file__).parents[1] / "speculation"))
+    from eagle_files import write_draft
+
+    model = tmp_path / "model"
+    model.mkdir()
+    for name, content in model_files(seed=3).items():
+        (model / name).write_bytes(content)
+    write_draft(tmp_path / "draft", {**CONFIG, "intermediate_size": 96})
+    (tmp_path / "map.json").write_text(json.dumps(list(range(100, 250))))
+    speculation = {
+        "method": "eagle",
+        "draft": str(tmp_path / "draft"),
+        "token_map": str(tmp_path / "map.json"),
+    }
+    settings = {
+        "name": "small",
+        "path": str(model),
+        "context_length": 512,
+        "threads": 1,
+        "speculation": speculation,
+    }
+    process = DaemonProcess({"models": [settings], "memory": {"budget": "2GiB"}, "log": {"format": "json"}})
+    try:
+        process.wait_ready()
+        with process.client() as client:
+            texts = [
+                "".join(
+                    event.text
+                    for event in client.generate(
+                        "abc " * 9,
+                        max_tokens=60,
+                        ignore_eos=True,
+                        no_speculation=plain,
+                        temperature=0.5,
+                        seed=3,
+                    )
+                    if hasattr(event, "text")
+                )
+                for plain in (False, True)
+            ]
+            status = client.status()
+        assert texts[0] == texts[1]
+        assert status.models[0].speculation == "eagle"
+        assert any(row.name == "draft model" for row in status.ledger.rows)
+        assert process.stop() == 0, process.log()
+    finally:
+        process.close()
 
 
 def test_edgectl_shows_the_drafts(speculating):
