@@ -49,8 +49,8 @@ LARGE = "minicpm4_8b_w4a16"
 TARGETS = ("sm86", "sm89", "sm120")
 
 
-def measure(name: str) -> dict[str, Any]:
-    """Build one shape in this process."""
+def measure(name: str, layers: int | None = None) -> dict[str, Any]:
+    """Build one shape, or its first layers, in this process."""
     started = time.monotonic()
     from edged.engine.builder import build
     from edged.engine.graph import GraphSpec, emit, serialize
@@ -60,7 +60,8 @@ def measure(name: str) -> dict[str, Any]:
     from plugins_trt.tensorrt.adapter import load
 
     sparse = None if name == "smollm2" else SelectionRule()
-    spec = GraphSpec(Architecture.from_config(SHAPES[name]), "bfloat16", sparse)
+    config = SHAPES[name] if layers is None else {**SHAPES[name], "num_hidden_layers": layers}
+    spec = GraphSpec(Architecture.from_config(config), "bfloat16", sparse)
     tensorrt = load("tensorrt_rtx")
     graph = serialize(emit(spec))
     plan = build(tensorrt, graph, spec, EngineShapes(), TARGETS)
@@ -86,17 +87,19 @@ def main() -> int:
     )
     add_json_option(parser)
     parser.add_argument("--shape", choices=SHAPES, help=argparse.SUPPRESS)
+    parser.add_argument("--layers", type=int, help="build the first layers alone")
     parser.add_argument("--only", choices=SHAPES, nargs="+", help="these shapes beside the largest")
     arguments = parser.parse_args()
     if arguments.shape:
-        print(json.dumps(measure(arguments.shape)))
+        print(json.dumps(measure(arguments.shape, arguments.layers)))
         return 0
     results = {}
     surroundings = environment()
     for name in [each for each in SHAPES if arguments.only is None or each in (*arguments.only, LARGE)]:
-        done = subprocess.run(
-            [sys.executable, __file__, "--shape", name], capture_output=True, text=True, check=False
-        )
+        command = [sys.executable, __file__, "--shape", name]
+        if arguments.layers is not None:
+            command += ["--layers", str(arguments.layers)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.stderr.write(done.stderr)
             return 1

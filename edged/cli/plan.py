@@ -70,6 +70,10 @@ def command(
     device: Annotated[
         str | None, typer.Option("--device", metavar="DEVICE", help="cpu or cuda.", show_default="cpu")
     ] = None,
+    executor: Annotated[
+        str | None,
+        typer.Option("--executor", metavar="EXECUTOR", help="auto, torch or tensorrt.", show_default="auto"),
+    ] = None,
     budget: Annotated[
         str | None,
         typer.Option(
@@ -94,6 +98,7 @@ def command(
         "prefill_chunk": prefill_chunk,
         "dtype": dtype,
         "device": device,
+        "executor": executor,
     }
     given = {key: value for key, value in keys.items() if value is not None}
     if (config is None) == (folder is None):

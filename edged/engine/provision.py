@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from edged.config import ModelConfig
     from edged.engine.builder import Progress
     from edged.engine.entries import StoredEngine
-    from edged.engine.manifest import Manifest
     from edged.engine.store import EngineStore
     from plugins_trt.tensorrt.adapter import TensorRT
 
@@ -119,17 +118,6 @@ def provide_model(
         progress=progress,
         cancelled=cancelled,
     )
-
-
-def peek_model(model: ModelConfig, store: EngineStore, *, targets: Sequence[str] = ()) -> Manifest | None:
-    """What is known of a model's engine (its activations' memory, for the ledger), if there is one; builds nothing.
-
-    Raises:
-        CheckpointError: The model folder is refused.
-        ConfigError: The configuration asks for what no engine has.
-        FailedPreconditionError: No TensorRT of this machine builds for these targets, or the cache cannot be read.
-    """
-    return store.peek(_identify(spec_of(model), EngineShapes.of(model), targets)[-1])
 
 
 def _identify(

@@ -103,16 +103,6 @@ class EngineStore:
                 return engine
         return None
 
-    def peek(self, key: EngineKey) -> Manifest | None:
-        """What is known of the engine that :meth:`find` would most likely give, without reading its plan.
-
-        For planning; the plan's bytes are not held against their hash.
-
-        Raises:
-            FailedPreconditionError: The cache cannot be read.
-        """
-        return next((entry.manifest for entry in self._candidates(key)), None)
-
     def _candidates(self, key: EngineKey) -> list[Entry]:
         """Engines that serve a key, the best first."""
         candidates = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edged.memory.cuda_buffers import graphs
+from edged.memory.specs import TENSORRT
 
 if TYPE_CHECKING:
     from edged.memory.buffers import ModelPlan
@@ -28,6 +29,6 @@ _NODE_BYTES = 8192
 
 
 def graph_bytes(plan: ModelPlan) -> int:
-    """Device memory of all captured graphs and of cuBLAS in them."""
+    """Device memory of all captured graphs, and of cuBLAS in torch's."""
     nodes = _NODES_PER_LAYER * plan.architecture.layers + 16
-    return WORKSPACES + graphs(plan) * nodes * _NODE_BYTES
+    return (0 if plan.executor == TENSORRT else WORKSPACES) + graphs(plan) * nodes * _NODE_BYTES

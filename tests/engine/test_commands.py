@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +15,7 @@ from edged.cli.main import main
 from edged.config import ModelConfig
 from edged.engine import provision, targets
 from edged.engine.entries import PLAN
-from edged.engine.store import EngineStore
+from edged.engine.planned import planned_context_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,11 +49,9 @@ def test_an_engine_from_the_command_line_to_its_removal(edgectl: Edgectl, tmp_pa
     assert engine["activation_bytes"]["prefill"] > 0
 
     config = ModelConfig("model", model, dtype="bfloat16", executor="tensorrt", device="cuda")
-    store = EngineStore(tmp_path / "cache" / "engines")
-    manifest = provision.peek_model(config, store, targets=("sm86",))
-    assert manifest is not None
-    assert manifest.context_bytes == engine["activation_bytes"]["prefill"]
-    assert provision.peek_model(config, store, targets=("sm120",)) is None
+    cache = tmp_path / "cache" / "engines"
+    assert planned_context_bytes(config, cache) == engine["activation_bytes"]["prefill"]
+    assert planned_context_bytes(replace(config, dtype="float16"), cache) is None
 
     # A part of it is there already.
     code, out, _ = edgectl("build", model, "--target", "sm89")

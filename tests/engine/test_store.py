@@ -96,18 +96,6 @@ def test_what_is_stored_is_found_byte_for_byte(tmp_path: Path) -> None:
     assert not list(store.folder.glob(".building-*"))
 
 
-def test_peeking_tells_what_finding_would_and_leaves_no_trace(tmp_path: Path) -> None:
-    store = EngineStore(tmp_path)
-    assert store.peek(KEY) is None
-    engine = stored(store)
-    os.utime(engine.folder / MANIFEST, (1000, 1000))
-    assert store.peek(KEY) == engine.manifest
-    assert store.peek(other_key(graph="x")) is None
-    assert store.entries()[0].used == 1000
-    assert store.find(KEY) is not None
-    assert store.entries()[0].used > 1000
-
-
 @pytest.mark.parametrize(
     ("part", "value"),
     [
