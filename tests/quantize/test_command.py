@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import random_model, write_folder
+from quantized_models import random_model, write_folder
 from safetensors.numpy import load_file, save_file
 
 from edged.cli.exit_codes import ExitCode

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from conftest import random_model, widened, write_folder
+from quantized_models import random_model, widened, write_folder
 
 from edged.quantize.calibration import Calibration
 from edged.quantize.recipe import Recipe

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from conftest import SIZES, widened, write_folder
+from quantized_models import SIZES, widened, write_folder
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from edged.quantize.calibration import Calibration

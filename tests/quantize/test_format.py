@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from conftest import random_model, widened, write_folder
+from quantized_models import random_model, widened, write_folder
 from safetensors.numpy import load_file
 from transformers import AutoConfig, GPTQConfig
 

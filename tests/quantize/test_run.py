@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from conftest import random_model, widened, write_folder
+from quantized_models import random_model, widened, write_folder
 
 import edged.quantize.operators as operators_module
 from edged.config import ModelConfig

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from conftest import random_model, write_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from quantized_models import random_model, write_folder
 from safetensors.numpy import save_file
 from test_run import digest, edged_logits
 
