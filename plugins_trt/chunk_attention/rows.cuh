@@ -276,7 +276,8 @@ struct QuantizedRows {
 };
 
 // A page is copied as it is stored and widened to a tile like that of exact rows; the scales follow as pairs of floats.
-template <typename E_, typename Kv, int kDim_>
+// (Scores of a whole page beside sums of 128 columns may leave no registers for the scales: `kKeys` are taken at once.)
+template <typename E_, typename Kv, int kDim_, int kKeys = kDim_ == 128 ? 32 : kPage>
 struct WidenedRows : ExactRows<E_, kDim_> {
     using Exact = ExactRows<E_, kDim_>;
     using Stored = QuantizedRows<E_, Kv, kDim_>;
@@ -288,8 +289,7 @@ struct WidenedRows : ExactRows<E_, kDim_> {
     static constexpr bool kWidens = true;
     static constexpr u32 kStoredBytes = Stored::kPageBytes;
     static constexpr u32 kPageBytes = 2 * Exact::kTileBytes + kPage * 8;
-    // (Scores of a whole page beside sums of 128 columns leave no registers for the scales.)
-    static constexpr int kKeysAtOnce = kDim == 128 ? 32 : kPage;
+    static constexpr int kKeysAtOnce = kKeys;
 
     static __device__ __forceinline__ Source source(const Pools& pools, int head) { return Stored::source(pools, head); }
     template <int kThreads>

@@ -35,9 +35,7 @@ class _Form(NamedTuple):
 
 _NARROW = {64: _Form(4, 4, 12), 128: _Form(4, 3, 12)}
 _ONE = _Form(8, 2, 8)
-_QUANTIZED = dict.fromkeys((64, 128), _Form(8, 3, 12, quantized=True))
-_QUANTIZED_MANY = _Form(12, 3, 12, quantized=True)
-_QUANTIZED_ONE = _Form(8, 4, 8, quantized=True)
+_QUANTIZED = _Form(8, 3, 8, quantized=True)
 _LOG2E = 1.4426950408889634
 
 
@@ -58,22 +56,18 @@ class DecodeAttender:
         self.multiprocessors = multiprocessors
         layout = f"{KERNEL_DTYPES[dtype]}_d{head_dim}"
         stored = f"{kernel_suffix(dtype, kv_dtype)}_d{head_dim}"
-        forms, one = (_NARROW, _ONE) if kv_dtype is None else (_QUANTIZED, _QUANTIZED_ONE)
-        arena = Arena.FORMAT if kv_dtype is None else Arena.QUANTIZED_FORMAT
-        layout_of_arguments = Batch.FORMAT + arena + _ATTEND
-        self._narrow = _Narrow(function, f"narrow_{stored}", head_dim, forms[head_dim], layout_of_arguments)
+        quantized = kv_dtype is not None
+        form = _QUANTIZED if quantized else _NARROW[head_dim]
+        arguments = Batch.FORMAT + (Arena.QUANTIZED_FORMAT if quantized else Arena.FORMAT) + _ATTEND
+        self._narrow = _Narrow(function, f"narrow_{stored}", head_dim, form, arguments)
         self._narrow_one = self._narrow
-        if kv_dtype is not None and _QUANTIZED_MANY.shared_bytes(head_dim) <= shared_bytes:
-            self._narrow = _Narrow(
-                function, f"narrow_many_{stored}", head_dim, _QUANTIZED_MANY, layout_of_arguments
-            )
-        if one.shared_bytes(head_dim) <= shared_bytes:
-            self._narrow_one = _Narrow(function, f"narrow_one_{stored}", head_dim, one, layout_of_arguments)
+        if not quantized and _ONE.shared_bytes(head_dim) <= shared_bytes:
+            self._narrow_one = _Narrow(function, f"narrow_one_{stored}", head_dim, _ONE, arguments)
         # Queries, then two pages of keys and values; or one as it is stored, in eight bits with scales, and widened.
         page = 2 * BLOCK * 2 * head_dim
-        pages = 2 * page if kv_dtype is None else page + 2 * BLOCK * (4 + head_dim + 2)
+        pages = page + 2 * BLOCK * (4 + head_dim + 2) if quantized else 2 * page
         self._wide_bytes = WIDE_ROWS * head_dim * 2 + pages
-        self._wide = function(f"wide_{stored}", self._wide_bytes).prepare(layout_of_arguments, overlaps=True)
+        self._wide = function(f"wide_{stored}", self._wide_bytes).prepare(arguments, overlaps=True)
         self._combine_few = function(f"combine_few_{layout}", 0).prepare(_COMBINE_FORMAT, overlaps=True)
         self._combine_many = function(f"combine_many_{layout}", 0).prepare(_COMBINE_FORMAT, overlaps=True)
 

@@ -10,7 +10,6 @@ __device__ __forceinline__ void narrow(const Batch& batch, const typename Unit::
     using T = typename Unit::Output;
     constexpr int kDim = Unit::kDim;
     constexpr int kThreads = kWarps * 32;
-    constexpr int kSteps = kDim / 16;         // steps of 16 elements in a dot product
     constexpr int kTiles = kDim / 8;          // 8-column tiles of an output row
     constexpr int kPieces = kDim / 8;         // 16-byte pieces of a row of the output
     constexpr int kNothing = 1 << 30;  // a slot behind every limit
@@ -74,7 +73,7 @@ __device__ __forceinline__ void narrow(const Batch& batch, const typename Unit::
         entry_page = entry_slot < kNothing ? table[entry_slot / kPage] : 0;
     };
     // Rows g and g + 8 are heads of the group. Of a sparse query they were written before the launch before this one.
-    u32 q[kSteps][4];
+    typename Unit::Queries q;
     auto load_heads = [&] {
         Unit::load_heads(q, args.q + ((i64)token * args.heads + kv_head * group) * kDim, group, lane);
     };

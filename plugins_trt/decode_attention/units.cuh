@@ -16,8 +16,9 @@ struct Unit {
     static constexpr u32 kTileBytes = kUnit * kDim * 2;
     static constexpr u32 kBytes = 2 * kTileBytes;
 
-    // Rows g and g + 8 are heads of the group.
-    static __device__ __forceinline__ void load_heads(u32 (&q)[kDim / 16][4], const u16* rows, int group, int lane) {
+    // Fragments of the heads of the group: rows g and g + 8.
+    using Queries = u32[kDim / 16][4];
+    static __device__ __forceinline__ void load_heads(Queries& q, const u16* rows, int group, int lane) {
         int g = lane >> 2, t = lane & 3;
 #pragma unroll
         for (int k = 0; k < kDim / 16; ++k) {
@@ -52,7 +53,7 @@ struct Unit {
         key_line = stage + swizzled<kDim>((matrix >> 1) * 8 + line, matrix & 1);
         value_line = stage + kTileBytes + swizzled<kDim>((matrix & 1) * 8 + line, matrix >> 1);
     }
-    __device__ __forceinline__ void scores(float (&s)[2][4], const u32 (&q)[kDim / 16][4], int) const {
+    __device__ __forceinline__ void scores(float (&s)[2][4], const Queries& q, int) const {
 #pragma unroll
         for (int k = 0; k < kDim / 16; ++k) {
             u32 keys[4];
@@ -94,7 +95,8 @@ struct QuantizedUnit {
     static constexpr u32 kTileBytes = kKeys * kDim;
     static constexpr u32 kBytes = 2 * kTileBytes + 2 * kKeys * 2;
 
-    static __device__ __forceinline__ void load_heads(u32 (&q)[kDim / 16][4], const u16* rows, int group, int lane) {
+    using Queries = u32[kDim / 16][4];
+    static __device__ __forceinline__ void load_heads(Queries& q, const u16* rows, int group, int lane) {
         load_queries<kDim>(q, rows, group, lane);
     }
     static __device__ __forceinline__ void load(
@@ -125,7 +127,7 @@ struct QuantizedUnit {
     __device__ __forceinline__ u32 scales(int word) const {
         return shared_word(stage + 2 * kTileBytes + (word + t) * 4);
     }
-    __device__ __forceinline__ void scores(float (&s)[kKeys / 8][4], const u32 (&q)[kDim / 16][4], int lane) const {
+    __device__ __forceinline__ void scores(float (&s)[kKeys / 8][4], const Queries& q, int lane) const {
 #pragma unroll
         for (int n = 0; n < kKeys / 8; n += 2) add_scores<T, Kv, kDim>(s[n], s[n + 1], q, stage + n * 8 * kDim, lane);
 #pragma unroll
@@ -147,5 +149,89 @@ struct QuantizedUnit {
     }
     static __device__ __forceinline__ void store(float* rows, int stride, const float (&acc)[kDim / 8][4], int lane) {
         store_sums<kDim>(rows, stride, acc, lane);
+    }
+};
+
+// Keys that are integers meet the tensor cores as they are: each head is a row of 16-bit integers times a factor, which
+// is finer than bfloat16 holds it, and two products of 8-bit integers are one of 16 bits with 8.
+template <typename T, int kDim_, int kKeys_>
+struct IntegerUnit : QuantizedUnit<T, Int8, kDim_, kKeys_> {
+    using Base = QuantizedUnit<T, Int8, kDim_, kKeys_>;
+    static constexpr int kDim = kDim_, kKeys = kKeys_;
+    static constexpr int kWords = kDim / 16;  // of a key that a thread takes
+    static constexpr float kMost = 127.0f * 256.0f;
+
+    struct Queries {
+        u32 upper[kDim / 32][4];  // fragments of the numbers' upper bytes, rounded, and what is left
+        u32 lower[kDim / 32][4];
+        float factor[2];
+    };
+    static __device__ __forceinline__ void load_heads(Queries& q, const u16* rows, int group, int lane) {
+        int g = lane >> 2, t = lane & 3;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float x[kWords][4];
+            u32 most = 0;
+#pragma unroll
+            for (int w = 0; w < kWords; ++w) {
+                const u16* from = rows + (g + 8 * half) * kDim + (kDim / 64 * t + w / 4) * 16 + w % 4 * 4;
+                uint2 pairs = g + 8 * half < group ? *reinterpret_cast<const uint2*>(from) : uint2{0, 0};
+                x[w][0] = T::low(pairs.x), x[w][1] = T::high(pairs.x);
+                x[w][2] = T::low(pairs.y), x[w][3] = T::high(pairs.y);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    u32 size = __float_as_uint(x[w][i]) & 0x7fffffffu;  // orders as the floats do, NaN above all
+                    most = most > size ? most : size;
+                }
+            }
+#pragma unroll
+            for (int other = 1; other < 4; other <<= 1) {
+                u32 theirs = __shfl_xor_sync(kFull, most, other);
+                most = most > theirs ? most : theirs;
+            }
+            float largest = __uint_as_float(most), inverse = most == 0 ? 0.0f : kMost / largest;
+            q.factor[half] = largest * (1.0f / kMost);
+#pragma unroll
+            for (int w = 0; w < kWords; ++w) {
+                u32 upper = 0, lower = 0;
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    int number = __float2int_rn(x[w][i] * inverse), above = (number + 128) >> 8;
+                    upper |= (u32)(above & 0xff) << 8 * i;
+                    lower |= (u32)(number & 0xff) << 8 * i;
+                }
+                q.upper[w / 2][half + w % 2 * 2] = upper;
+                q.lower[w / 2][half + w % 2 * 2] = lower;
+            }
+        }
+    }
+    static __device__ __forceinline__ void mma(int (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+        asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+    using Base::Base;
+    __device__ __forceinline__ void scores(float (&s)[kKeys / 8][4], const Queries& q, int lane) const {
+        int g = lane >> 2, t = lane & 3;
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) {
+            u32 words[kWords];
+#pragma unroll
+            for (int i = 0; i < kDim / 64; ++i) {
+                uint4 x = shared_uint4(this->stage + n * 8 * kDim + byte_piece<kDim>(g, kDim / 64 * t + i));
+                words[4 * i] = x.x, words[4 * i + 1] = x.y, words[4 * i + 2] = x.z, words[4 * i + 3] = x.w;
+            }
+            int upper[4] = {}, lower[4] = {};
+#pragma unroll
+            for (int step = 0; step < kDim / 32; ++step) {
+                mma(upper, q.upper[step], words[2 * step], words[2 * step + 1]);
+                mma(lower, q.lower[step], words[2 * step], words[2 * step + 1]);
+            }
+            u32 pair = this->scales(4 * n);
+            float scale[2] = {F16::low(pair), F16::high(pair)};
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                s[n][i] = (float)(upper[i] * 256 + lower[i]) * (q.factor[i / 2] * scale[i % 2]);
+        }
     }
 };
