@@ -188,9 +188,9 @@ def test_ragged_steps_give_the_logits_of_the_torch_executor(
         == list(captured_sizes(executor.plan))
         == [1, 2, 4, 8, 16, 32, 64]
     )
-    assert (
-        device.captured == len(decode) * (2 if attention.mode == "sparse" else 1) + 3
-    )  # draws of 1, 2 and 4 rows
+    captured = device.captured if isinstance(device, StandInDevice) else len(device._graphs)
+    draws = 3  # of 1, 2 and 4 rows
+    assert captured == len(decode) * (2 if attention.mode == "sparse" else 1) + draws
 
 
 @pytest.mark.parametrize("name", ["dense, tied", "4-bit"])
@@ -419,7 +419,7 @@ assert not loaded, loaded
 """
 
 
-def test_serving_imports_no_torch(folders: dict[str, Path], executors: Any) -> None:
+def test_serving_imports_no_torch(folders: dict[str, Path]) -> None:
     tokens = prompt(90)
     done = subprocess.run(
         [sys.executable, "-c", SERVING, str(Path(__file__).parent), str(folders["dense, tied"]), str(tokens)],
@@ -429,5 +429,7 @@ def test_serving_imports_no_torch(folders: dict[str, Path], executors: Any) -> N
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    runner = Runner(executors("dense, tied")[0])
+    executor, _, _ = open_executor(folders["dense, tied"])
+    runner = Runner(executor)
     assert done.stdout.strip() == str(runner.generate([runner.sequence(tokens, room=8)], 8, chunk=128)[0])
+    executor.close()
