@@ -35,6 +35,7 @@ from edged.memory.cuda_ledger import CUDA_CONTEXT, CUDA_RUNTIME, graph_bytes
 from edged.memory.draft_plan import DRAFT
 from edged.memory.residency import EVICTABLE, Residency, shared_room
 from edged.models.architecture import Architecture
+from edged.models.cuda_weights import cuda_packed
 from edged.models.weights import packed_count, parameter_count
 from edged.units import format_size
 from plugins_trt.arena import FINE_SLOTS
@@ -315,6 +316,8 @@ def _suspended_rows(plan: ModelPlan) -> tuple[LedgerRow, ...]:
 def _weights_note(plan: ModelPlan) -> str:
     """How many parameters there are, and in what."""
     count, packed = parameter_count(plan.architecture), packed_count(plan.architecture)
+    if plan.device == "cuda":  # where a packed head is widened
+        packed = sum(each.outputs * each.inputs for each in cuda_packed(plan.architecture))
     if not packed:
         return f"{count:,} parameters in {plan.dtype}"
     quantization = plan.architecture.quantization

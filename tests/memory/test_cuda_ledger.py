@@ -65,7 +65,13 @@ def test_4_bit_weights_and_what_their_products_need():
     norms = 65 * 4096
     # Half a byte, and a word for the scale and the zero point of 128; embedding and head as they are.
     assert rows["weights"].bytes == linears // 2 + linears // 128 * 4 + 2 * (2 * 73448 * 4096 + norms)
-    assert "in 4 bits" in rows["weights"].note
+    note = f"{linears:,} parameters in 4 bits with their scales, {2 * 73448 * 4096 + norms:,} in bfloat16"
+    assert rows["weights"].note == note
+    headed = {**MINICPM4, "quantization_config": {**quantization, "lm_head": True}}
+    with_head = {
+        row.name: row for row in model_rows(replace(PLAN, architecture=Architecture.from_config(headed)))
+    }
+    assert with_head["weights"] == rows["weights"]  # the head is widened
     scratch = rows["activations and scratch"].bytes - dense["activations and scratch"].bytes
     wide, workspace = 2 * WIDE_TILE, packed_workspace(packed)
     assert scratch == wide + workspace
