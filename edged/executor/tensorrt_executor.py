@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edged.engine.rope_tables import rope_tables
-from edged.engine.store import DEFAULT_LIMIT, EngineStore, default_folder
+from edged.engine.store import EngineStore
 from edged.errors import EdgedError, FailedPreconditionError, InternalError, LedgerError, UnsupportedError
 from edged.executor.base import Executor, ExecutorLimits
 from edged.executor.batch_check import check_batch, check_sampling
@@ -29,6 +29,7 @@ from edged.executor.engine_check import (
 from edged.executor.host_sampler import draw as draw_on_host
 from edged.executor.kv_arena import arena_of
 from edged.executor.tensorrt_pages import DevicePages
+from edged.executor.tensorrt_provide import provide_engine
 from edged.executor.tensorrt_steps import Bucket, EngineSteps
 from edged.executor.tensorrt_weights import load_weights
 from edged.memory.buffers import ModelPlan, step_buffers, weight_buffers
@@ -82,7 +83,7 @@ class TensorRTExecutor(Executor):
     ) -> None:
         self._config = config
         self.plan = plan = ModelPlan.of(replace(config, executor="tensorrt"), Architecture.of(config))
-        self._provide = provide or _provide_apart
+        self._provide = provide or provide_engine
         self._open_device = open_device or _open_gpu
         self._open_runtime = open_runtime or _open_tensorrt
         self._limits = ExecutorLimits(
@@ -285,13 +286,6 @@ class TensorRTExecutor(Executor):
                 field="speculation.method",
             )
         return self._steps.padded(len(batch.token_ids))
-
-
-def _provide_apart(config: ModelConfig, progress: Progress) -> StoredEngine:
-    from edged.engine.apart import provide_apart  # noqa: PLC0415 - tests bring an engine of their own
-
-    engine, _ = provide_apart(config, default_folder(), DEFAULT_LIMIT, progress=progress)
-    return engine
 
 
 def _open_gpu() -> Device:
