@@ -1,5 +1,6 @@
 """``edgectl draft``: draft models for speculative decoding."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,13 +13,17 @@ from edged.cli.terminal import note, say_error
 from edged.errors import EdgedError, InvalidArgumentError
 from edged.units import format_size
 
-_ACTIONS = ("train",)
+_ACTIONS = ("train", "rank")
 
 
 def command(
-    action: Annotated[str, typer.Argument(metavar="ACTION", help="train: make a draft for a model.")],
+    action: Annotated[
+        str, typer.Argument(metavar="ACTION", help="train (a draft) or rank (tokens, for a token map).")
+    ],
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder.")],
-    destination: Annotated[Path, typer.Argument(metavar="DEST", help="The draft's folder, to make.")],
+    destination: Annotated[
+        Path, typer.Argument(metavar="DEST", help="The draft's folder, or the map's file, to make.")
+    ],
     *,
     text: Annotated[
         list[Path],
@@ -42,20 +47,31 @@ def command(
     passes: Annotated[int, typer.Option("--passes", metavar="N", help="Passes over all of them.", min=1)] = 8,
     rate: Annotated[float, typer.Option("--rate", metavar="X", help="Largest learning rate.")] = 1e-3,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of everything random.", min=0)] = 0,
+    size: Annotated[
+        int,
+        typer.Option(
+            "--size", metavar="N", help="rank: tokens of the map.", show_default="a quarter of all", min=0
+        ),
+    ] = 0,
     threads: Annotated[
         int, typer.Option("--threads", metavar="N", help="CPU threads.", show_default="every core", min=0)
     ] = 0,
 ) -> int:
-    """Train a draft for speculative decoding (EAGLE) on a model's own continuations of text.
+    """Make a draft for speculative decoding (EAGLE).
 
-    It runs on the CPU and is resumable: what was stopped goes on when the same command is given again. The daemon uses it with
-    speculation: {method: eagle, draft: DEST}.
+    train: learns from a model's own continuations of text, on the CPU. It is resumable: what was stopped goes on when the same
+    command is given again. The daemon uses it with speculation: {method: eagle, draft: DEST}.
+
+    rank: writes the most frequent tokens of the text, from which alone drafts are then taken (token_map: DEST), so that a
+    draft's head is smaller.
     """
     if action not in _ACTIONS:
         raise typer.BadParameter(f"{action!r} is not {' or '.join(_ACTIONS)}", param_hint="'ACTION'")
     if not text:
         raise typer.BadParameter("give text that the model goes on from", param_hint="'--text'")
     model, destination = model.expanduser(), destination.expanduser()
+    if action == "rank":
+        return _rank(model, destination, text, size)
     # These import torch, which takes seconds; nothing above needs it.
     from edged.quantize.calibration import read_documents  # noqa: PLC0415
     from edged.speculation.training import DraftTrainer, TrainingPlan, acceptance_length  # noqa: PLC0415
@@ -86,5 +102,33 @@ def command(
     sys.stdout.write(
         f"wrote {destination}: {format_size(size)}; on text it never saw its likeliest token is right {shown} of the time by "
         f"depth, {acceptance_length(accepted):.2f} tokens a step\n"
+    )
+    return ExitCode.DONE
+
+
+def _rank(model: Path, destination: Path, text: list[Path], size: int) -> int:
+    from edged.checkpoint.tokenizer import Tokenizer  # noqa: PLC0415 - numpy and tokenizers take a while, too
+    from edged.models.architecture import Architecture  # noqa: PLC0415
+    from edged.quantize.calibration import read_documents  # noqa: PLC0415
+    from edged.speculation.token_rank import rank_tokens  # noqa: PLC0415
+
+    try:
+        vocabulary = Architecture.read(model).vocabulary
+        documents = (each for file in text for each in read_documents(file))
+        ids, share = rank_tokens(
+            documents, Tokenizer.load(model), vocabulary=vocabulary, size=size or max(1, vocabulary // 4)
+        )
+        destination.write_text(json.dumps(ids) + "\n", "utf-8")
+    except InvalidArgumentError as error:
+        say_error(error.message)
+        return ExitCode.USAGE if error.field == "size" else ExitCode.FILE
+    except OSError as error:
+        say_error(f"{destination}: cannot be written: {error.strerror}")
+        return ExitCode.FILE
+    except EdgedError as error:
+        say_error(error.message)
+        return ExitCode.FILE
+    sys.stdout.write(
+        f"wrote {destination}: {len(ids)} of {vocabulary} tokens, which are {share:.1%} of the text's\n"
     )
     return ExitCode.DONE

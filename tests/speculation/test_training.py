@@ -15,6 +15,7 @@ from requests_with_drafts import Job, answer_all
 from safetensors.torch import load_file, save_file
 from test_eagle import MINICPM, load
 
+from edged.checkpoint.tokenizer import Tokenizer
 from edged.cli.main import app
 from edged.decoding.stops import Stops
 from edged.errors import InvalidArgumentError
@@ -139,6 +140,32 @@ def test_too_little_text_is_refused(tmp_path):
 def test_the_acceptance_length_counts_the_drawn_token():
     assert acceptance_length([]) == 1.0
     assert acceptance_length([0.5, 0.5]) == pytest.approx(1.75)
+
+
+def test_edgectl_ranks_tokens(tmp_path, capsys):
+    model = write_model(tmp_path / "model")
+    (tmp_path / "text.txt").write_text("aaaa bbb cc d")
+    arguments = [
+        "draft",
+        "rank",
+        str(model),
+        str(tmp_path / "map.json"),
+        "--text",
+        str(tmp_path / "text.txt"),
+    ]
+    assert app([*arguments, "--size", "4"], standalone_mode=False) == 0
+    assert "4 of 257 tokens, which are 76.9 % of the text's" in capsys.readouterr().out.replace(
+        "76.9%", "76.9 %"
+    )
+    ids = json.loads((tmp_path / "map.json").read_text())
+    tokenizer = Tokenizer.load(model)
+    # The three most frequent of a, b, the space and c, d; and the one that ends every answer.
+    assert ids == sorted([0, *(tokenizer.encode(each)[0] for each in "ab ")])
+    assert app(arguments, standalone_mode=False) == 0
+    assert len(json.loads((tmp_path / "map.json").read_text())) == 64
+    assert app([*arguments, "--size", "300"], standalone_mode=False) == 64
+    (tmp_path / "text.txt").write_text("")
+    assert app(arguments, standalone_mode=False) == 5
 
 
 def test_edgectl_trains_one(tmp_path, capsys):
