@@ -223,6 +223,7 @@ class EngineStore:
                 raise
             sync_folder(engine.folder)
             if passed:
+                (self.folder / _LOCKS).mkdir(exist_ok=True)  # a cache that was copied here may lack it
                 self._remove_twins(engine.manifest.key, engine.folder, also_passed=True)
 
     def _remove_twins(self, key: EngineKey, stays: Path, *, also_passed: bool) -> None:

@@ -224,7 +224,6 @@ def provide(config: Any, progress: Any) -> StoredEngine:
     # The verdict of its check is kept there.
     folder = config.path / "engines" / "engine"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder.parent / "locks").mkdir(exist_ok=True)
     return StoredEngine(folder, manifest, bytes(plan.data), None)
 
 

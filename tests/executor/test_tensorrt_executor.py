@@ -31,6 +31,7 @@ from test_cuda_packed import write_packed
 from edged.checkpoint.folder_record import model_key
 from edged.checkpoint.reference_logits import ReferenceLogits
 from edged.config import AttentionConfig, ModelConfig
+from edged.engine.store import EngineStore
 from edged.errors import CheckpointError, FailedPreconditionError, LedgerError, UnsupportedError
 from edged.executor.base import SamplingRow
 from edged.executor.engine_check import compare_engine, read_reference, verdict
@@ -318,6 +319,36 @@ def test_an_engine_whose_logits_are_the_references_passes_on_both_roads(
     assert check["divergence"] < 1e-3
     assert "same first token in 100%" in check["decoded"]
     assert check["prefilled"] != check["decoded"]
+
+
+def test_a_cache_that_cannot_be_written_keeps_no_verdict_and_serves(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise FailedPreconditionError("the cache cannot be written")
+
+    monkeypatch.setattr(EngineStore, "record_check", refuse)
+    executor, _, _ = open_executor(folders["biased"])
+    executor.close()
+
+
+def test_a_verdict_that_stands_is_not_written_again(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(folders["biased"])
+    monkeypatch.setattr(EngineStore, "record_check", lambda *_, **__: pytest.fail("it is known"))
+
+    def passed(config: ModelConfig, progress: Any) -> Any:
+        return replace(provide(config, progress), check={"passed": True})
+
+    executor = TensorRTExecutor(
+        config,
+        provide=passed,
+        open_device=lambda: StandInDevice(references),
+        open_runtime=lambda _: StandInRuntime(config),
+    )
+    executor.load(lambda *_: None)
+    executor.close()
 
 
 class Wrong(StandInRuntime):
