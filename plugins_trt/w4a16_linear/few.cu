@@ -110,8 +110,7 @@ __device__ __forceinline__ void few(const Linear& args) {
     // Rows behind the last are what lies there: their products are not stored.
     int held = g & (kRows - 1);
     u32 own_row = S::kWordBytes + S::kGroupBytes + swizzled<2 * kStep>(held, 2 * t);
-    u32 current = 0;  // into the ring
-    const unsigned char* ring = memory + warp * S::kRingBytes;
+    u32 current = base, memory_at = shared_address(memory);
 #pragma unroll 1
     for (int tile = first; tile < last; tile += kTiles) {
         float acc[kTiles][kColumns][4] = {};
@@ -122,9 +121,9 @@ __device__ __forceinline__ void few(const Linear& args) {
             copy_weights();
             copy_rows();
             copy_commit();
-            const unsigned char* stage = ring + current;
-            filling = base + current;
-            current = current == (kStages - 1) * S::kStageBytes ? 0 : current + S::kStageBytes;
+            const unsigned char* stage = memory + (current - memory_at);
+            filling = current;
+            current = current == base + (kStages - 1) * S::kStageBytes ? base : current + S::kStageBytes;
             float part[kTiles][kColumns][4], sums[kColumns][4];
             u32 group[kTiles][2];
             constexpr int kUnroll = kFine ? 1 : 2;  // as registers allow
@@ -216,20 +215,17 @@ __device__ __forceinline__ void few(const Linear& args) {
     copy_wait<0>();
 }
 
-template <typename T, int kRows, int kTiles, int kStages, bool kGated>
-__device__ __forceinline__ void few_of(const Linear& args) {
-    if (args.group_shift == 0) few<T, kRows, kTiles, kStages, kGated, true>(args);
-    else few<T, kRows, kTiles, kStages, kGated, false>(args);
-}
-
 #define KERNEL(name, blocks, ...)                                                                    \
     extern "C" __global__ void __launch_bounds__(kThreads, blocks) name(const Linear args) {          \
         __VA_ARGS__(args);                                                                           \
     }
-// Rows of x, tiles of a turn, stages of the ring, thread blocks that find room.
-#define FEW(type, suffix, rows, tiles, stages, blocks)                                                                \
-    KERNEL(w4a16_few_##suffix##_n##rows##_t##tiles##_s##stages, blocks, few_of<type, rows, tiles, stages, false>)     \
-    KERNEL(w4a16_gated_few_##suffix##_n##rows##_t##tiles##_s##stages, blocks, few_of<type, rows, tiles, stages, true>)
+// Rows of x, tiles of a turn, stages of the ring, thread blocks that find room. A kernel for each size of the groups: with
+// both in one, the compiler gives each of them fewer registers.
+#define FEW(type, suffix, rows, tiles, stages, blocks)                                                                        \
+    KERNEL(w4a16_few_##suffix##_n##rows##_t##tiles##_s##stages##_g64, blocks, few<type, rows, tiles, stages, false, true>)        \
+    KERNEL(w4a16_few_##suffix##_n##rows##_t##tiles##_s##stages##_g128, blocks, few<type, rows, tiles, stages, false, false>)      \
+    KERNEL(w4a16_gated_few_##suffix##_n##rows##_t##tiles##_s##stages##_g64, blocks, few<type, rows, tiles, stages, true, true>)   \
+    KERNEL(w4a16_gated_few_##suffix##_n##rows##_t##tiles##_s##stages##_g128, blocks, few<type, rows, tiles, stages, true, false>)
 #define FEW_OF(type, suffix)        \
     FEW(type, suffix, 1, 2, 6, 2)   \
     FEW(type, suffix, 1, 2, 5, 2)   \

@@ -34,10 +34,11 @@ __device__ __forceinline__ void finish(const Linear& args, float* totals, int fi
         }
     }
     cluster_barrier();
-    int share = kWidth / args.splits;
+    int share = ceil_div(kWidth, args.splits);
     u32 base = shared_address(totals);
     for (int i = threadIdx.x; i < args.rows * share; i += kThreads) {
         int row = i / share, column = (int)blockIdx.y * share + i % share;
+        if (column >= width) continue;
         u32 place = base + (row * kStride + place_of(column)) * 4;
         float of[8], of_up[8];
 #pragma unroll
@@ -51,7 +52,7 @@ __device__ __forceinline__ void finish(const Linear& args, float* totals, int fi
             sum += of[k];
             if constexpr (kGated) up += of_up[k];
         }
-        if (column < width) store_output<T, kGated>(args, row, first * kOfTile + column, sum, up);
+        store_output<T, kGated>(args, row, first * kOfTile + column, sum, up);
     }
     cluster_barrier();  // what others read stays until then
 #else

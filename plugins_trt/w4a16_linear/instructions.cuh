@@ -11,6 +11,10 @@ __device__ __forceinline__ u32 masked_or(u32 word, u32 mask, u32 bits) {
 
 __device__ __forceinline__ float bits_as_float(u32 bits) { return __uint_as_float(bits); }
 
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define WARPGROUPS 1
+#endif
+
 #if __CUDA_ARCH__ >= 900
 #define CLUSTERS 1
 // All threads of a cluster come here; what they wrote to shared memory before is seen by all of them afterwards.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from plugins_trt.contract import KERNEL_DTYPES, ceil_div
+from plugins_trt.contract import KERNEL_DTYPES, ceil_div, round_up
 from plugins_trt.registry import KernelsError
 from plugins_trt.w4a16_linear.contract import FEW_ROWS, LinearPlan, tiles_of_block
-from plugins_trt.w4a16_linear.layout import STEP, TILE
+from plugins_trt.w4a16_linear.layout import GROUPS, STEP, TILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _FORMAT = "PPPPPPPqiiiiiiii"
 _REDUCERS = 256
 _FEW_WARPS = 8
+_MAX_CLUSTER = 8
+_WIDE_STEPS = 8  # of a share of the inputs, at least
 _FEW_TILES = 4
 """Tiles of a multiprocessor: for more, thread blocks share x or, of one row, two of them are there at a time."""
 _LONG_STEPS = 128
@@ -81,6 +83,36 @@ FEW = (
 MANY = (Many(8, 4, 2, 2, 4), Many(16, 4, 2, 2, 3), Many(32, 8, 1, 2, 3), Many(64, 8, 1, 2, 2))
 
 
+@dataclass(frozen=True)
+class Wide:
+    """A kernel of warpgroup.cuh: what its warps take, in its macro's order."""
+
+    rows: int
+    along_outputs: int
+    along_inputs: int
+    steps: int
+    stages: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a thread block."""
+        return 32 * self.along_outputs * self.along_inputs
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: the ring."""
+        steps = self.steps * self.along_inputs
+        return self.stages * round_up(steps * (self.rows * 128 + self.along_outputs * (512 + 64)), 1024)
+
+    @property
+    def name(self) -> str:
+        """The end of the kernel's name."""
+        return f"n{self.rows}_m{self.along_outputs}"
+
+
+WIDE = (Wide(32, 16, 1, 2, 7), Wide(32, 8, 2, 2, 6), Wide(64, 16, 1, 2, 6), Wide(64, 8, 2, 2, 4))
+
+
 class W4A16Multiplier:
     """The kernels of one dtype on one device."""
 
@@ -102,17 +134,21 @@ class W4A16Multiplier:
         def find(name: str, shared: int) -> Any:  # noqa: ANN401 -- a kernel
             return function(name, shared).prepare(_FORMAT, overlaps=True, beside_others=True)
 
-        self._few, self._many, self._reduce = {}, {}, {}
+        self._few, self._many, self._wide, self._reduce = {}, {}, {}, {}
+        has_wide = _has(function, f"w4a16_wide_{suffix}_{WIDE[0].name}_g128")
         for gated in (False, True):
             name = "w4a16_gated" if gated else "w4a16"
-            for few in FEW:
-                # (Where the scales of groups of 64 are too many, those of 128 may have room.)
-                sizes = [size for size in map(few.shared_bytes, (64, 128)) if size <= shared_bytes]
-                if sizes:
-                    kernel = find(f"{name}_few_{suffix}_{few.name}", sizes[0])
-                    self._few[few, gated] = kernel
-            for many in MANY:
-                self._many[many, gated] = find(f"{name}_many_{suffix}_n{many.rows}", many.shared_bytes)
+            for group in GROUPS:
+                for few in FEW:
+                    if few.shared_bytes(group) <= shared_bytes:
+                        kernel = find(f"{name}_few_{suffix}_{few.name}_g{group}", few.shared_bytes(group))
+                        self._few[few, gated, group] = kernel
+                for many in MANY:
+                    kernel = find(f"{name}_many_{suffix}_n{many.rows}_g{group}", many.shared_bytes)
+                    self._many[many, gated, group] = kernel
+                for wide in WIDE if has_wide else ():
+                    kernel = find(f"{name}_wide_{suffix}_{wide.name}_g{group}", wide.shared_bytes)
+                    self._wide[wide, gated, group] = kernel
             self._reduce[gated] = find(f"{name}_reduce_{suffix}", 0)
         self._has_clusters = _has(function, "w4a16_in_clusters") and self._reduce[False].overlaps
 
@@ -126,7 +162,7 @@ class W4A16Multiplier:
         few = self.few_of(args)
         if few is not None:
             kind, blocks, unit = few
-            self._few[kind, args.gated].prepared_async_call(
+            self._few[kind, args.gated, args.group].prepared_async_call(
                 (blocks, 1, 1),
                 (32 * _FEW_WARPS, 1, 1),
                 stream,
@@ -135,19 +171,46 @@ class W4A16Multiplier:
             )
             return
         many = next(each for each in MANY if args.rows <= each.rows)
+        kernel, shared, threads = self._many[many, args.gated, args.group], many.shared_bytes, many.threads
+        blocks, cluster = self.ranges_of(args, plan), plan.splits if self._has_clusters else 1
+        wide = self.wide_of(args)
+        if wide is not None:
+            kind, blocks, cluster = wide
+            plan = LinearPlan(cluster, 0)
+            kernel, shared, threads = (
+                self._wide[kind, args.gated, args.group],
+                kind.shared_bytes,
+                kind.threads,
+            )
         packed = pack(args, plan)
-        cluster = plan.splits if self._has_clusters else 1
-        self._many[many, args.gated].prepared_async_call(
-            (self.ranges_of(args, plan), plan.splits, 1),
-            (many.threads, 1, 1),
+        kernel.prepared_async_call(
+            (blocks, plan.splits, 1),
+            (threads, 1, 1),
             stream,
             *packed,
-            shared_size=many.shared_bytes,
+            shared_size=shared,
             cluster=(1, cluster, 1),
         )
         if plan.splits > cluster:
             grid = (ceil_div(args.out.shape[1], _REDUCERS), args.rows, 1)
             self._reduce[args.gated].prepared_async_call(grid, (_REDUCERS, 1, 1), stream, *packed)
+
+    def wide_of(self, args: W4A16Linear) -> tuple[Wide, int, int] | None:
+        """The kernel of warpgroup.cuh that takes a product, the ranges of tiles, and the shares of the inputs."""
+        if not self._wide or not self._has_clusters or args.rows <= FEW_ROWS:
+            return None
+        tiles = args.tiles.shape[0]
+        many = tiles > 8 * self.multiprocessors
+        kind = next(kind for kind in WIDE if args.rows <= kind.rows and (kind.along_outputs == 16) == many)
+        blocks = ceil_div(tiles, kind.along_outputs)
+        # (A cluster has room only where its thread blocks are near each other: some multiprocessors are left over.)
+        shares = min(
+            _MAX_CLUSTER, self.multiprocessors * 7 // 8 // blocks, args.inputs // STEP // _WIDE_STEPS
+        )
+        if shares > 1:
+            return kind, blocks, shares
+        rounds = ceil_div(tiles, kind.along_outputs * self.multiprocessors)
+        return kind, min(rounds * self.multiprocessors, tiles), 1
 
     def few_of(self, args: W4A16Linear) -> tuple[Few, int, int] | None:
         """The kernel of few.cu that takes a product, its thread blocks, and the tiles that one takes together."""

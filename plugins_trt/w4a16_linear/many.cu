@@ -46,12 +46,14 @@ __device__ __forceinline__ void many(const Linear& args) {
     int step = begin * kRoundSteps + wk * kSteps;
     const uint4* words0 = args.tiles + ((i64)tile0 * args.steps + step) * 32 + lane;
     const uint4* words1 = args.tiles + ((i64)tile1 * args.steps + step) * 32 + lane;
-    constexpr int kGroups = kFine ? kSteps : 1;  // of the warp and a round
+    constexpr int kGroups = kFine ? kSteps : kSteps / 2;  // of the warp and a round
     constexpr int kPieces = 4 * kGroups;         // of 16 bytes, of a tile
     int group_count = kFine ? args.steps : args.steps >> 1;
     int lane_group = lane % kPieces / 4;
+    static_assert(kSteps % 2 == 0, "whole groups");
     const uint4* groups = reinterpret_cast<const uint4*>(args.groups) +
-                          ((i64)(lane < kPieces ? tile0 : tile1) * group_count + lane_group) * 4 + lane % 4;
+                          ((i64)(lane < kPieces ? tile0 : tile1) * group_count + (kFine ? step : step >> 1) + lane_group) * 4 +
+                          lane % 4;
     u32 filling = base;
     auto copy_weights = [&](int round) {
         if (round < end) {
@@ -61,9 +63,9 @@ __device__ __forceinline__ void many(const Linear& args) {
                 copy_async(filling + own_words + s * 512, words0 + s * 32, valid);
                 copy_async(filling + own_words + (kSteps + s) * 512, words1 + s * 32, valid);
             }
-            int group = kFine ? step : step >> 1;  // (of two steps: of a round of one, its half)
             if (lane < 2 * kPieces)
-                copy_async(filling + own_groups + lane * 16, groups + (i64)group * 4, group + lane_group < group_count);
+                copy_async(filling + own_groups + lane * 16, groups, (kFine ? step : step >> 1) + lane_group < group_count);
+            groups += kRoundSteps / (kFine ? 1 : 2) * 4;
             words0 += kRoundSteps * 32, words1 += kRoundSteps * 32;
             step += kRoundSteps;
         }
@@ -214,12 +216,6 @@ __device__ __forceinline__ void many(const Linear& args) {
     finish<T, kGated, S::kThreads, kK, 8 * kColumns, S::kOutputs>(args, totals, first, last);
 }
 
-template <typename T, int kColumns, int kM, int kK, int kSteps, int kStages, bool kGated>
-__device__ __forceinline__ void many_of(const Linear& args) {
-    if (args.group_shift == 0) many<T, kColumns, kM, kK, kSteps, kStages, kGated, true>(args);
-    else many<T, kColumns, kM, kK, kSteps, kStages, kGated, false>(args);
-}
-
 constexpr int kReducers = 256;
 
 // Adds up the shares of the inputs. Grid: (ceil(outputs / 256), rows).
@@ -244,10 +240,15 @@ __device__ __forceinline__ void reduce(const Linear& args) {
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(const Linear args) {           \
         __VA_ARGS__(args);                                                                           \
     }
-// Rows of x; warps along the outputs and along the inputs, steps of a warp and a round, stages; thread blocks that fit.
-#define MANY(type, suffix, rows, m, k, steps, stages, blocks)                                                            \
-    KERNEL(w4a16_many_##suffix##_n##rows, 32 * m * k, blocks, many_of<type, rows / 8, m, k, steps, stages, false>)       \
-    KERNEL(w4a16_gated_many_##suffix##_n##rows, 32 * m * k, blocks, many_of<type, rows / 8, m, k, steps, stages, true>)
+// Rows of x; warps along the outputs and along the inputs, steps of a warp and a round, stages; thread blocks that fit. A
+// kernel for each size of the groups: with both in one, the compiler gives each of them fewer registers.
+#define MANY(type, suffix, rows, m, k, steps, stages, blocks)                                                             \
+    KERNEL(w4a16_many_##suffix##_n##rows##_g64, 32 * m * k, blocks, many<type, rows / 8, m, k, steps, stages, false, true>)   \
+    KERNEL(w4a16_many_##suffix##_n##rows##_g128, 32 * m * k, blocks, many<type, rows / 8, m, k, steps, stages, false, false>) \
+    KERNEL(                                                                                                               \
+        w4a16_gated_many_##suffix##_n##rows##_g64, 32 * m * k, blocks, many<type, rows / 8, m, k, steps, stages, true, true>) \
+    KERNEL(                                                                                                               \
+        w4a16_gated_many_##suffix##_n##rows##_g128, 32 * m * k, blocks, many<type, rows / 8, m, k, steps, stages, true, false>)
 #define MANY_OF(type, suffix)                                             \
     MANY(type, suffix, 8, 4, 2, 2, 4, 2)                                  \
     MANY(type, suffix, 16, 4, 2, 2, 3, 2)                                 \
@@ -262,4 +263,23 @@ MANY_OF(BF16, bf16)
 #ifdef CLUSTERS
 // Not launched: that the kernels here have clusters add up the shares of the inputs.
 extern "C" __global__ void w4a16_in_clusters() {}
+#endif
+
+#ifdef WARPGROUPS
+#include "w4a16_linear/warpgroup.cuh"
+
+// Rows of x; warps along the outputs and along the inputs, steps of a warp and a round, stages.
+#define WIDE(type, suffix, rows, m, k, steps, stages)                                                                      \
+    KERNEL(w4a16_wide_##suffix##_n##rows##_m##m##_g64, 32 * m * k, 1, wide<type, rows / 8, m, k, steps, stages, false, true>)  \
+    KERNEL(w4a16_wide_##suffix##_n##rows##_m##m##_g128, 32 * m * k, 1, wide<type, rows / 8, m, k, steps, stages, false, false>) \
+    KERNEL(w4a16_gated_wide_##suffix##_n##rows##_m##m##_g64, 32 * m * k, 1, wide<type, rows / 8, m, k, steps, stages, true, true>) \
+    KERNEL(w4a16_gated_wide_##suffix##_n##rows##_m##m##_g128, 32 * m * k, 1, wide<type, rows / 8, m, k, steps, stages, true, false>)
+#define WIDE_OF(type, suffix)               \
+    WIDE(type, suffix, 32, 16, 1, 2, 7)     \
+    WIDE(type, suffix, 32, 8, 2, 2, 6)      \
+    WIDE(type, suffix, 64, 16, 1, 2, 6)     \
+    WIDE(type, suffix, 64, 8, 2, 2, 4)
+
+WIDE_OF(F16, f16)
+WIDE_OF(BF16, bf16)
 #endif

@@ -195,14 +195,15 @@ class Launches:
 
     def __init__(self, shared_bytes: int, multiprocessors: int, *, clusters: bool = False) -> None:
         self.launched: list[SimpleNamespace] = []
-        self._clusters = clusters
+        self._clusters, self._shared_bytes = clusters, shared_bytes
         self.multiply = W4A16Multiplier(
             self.find, multiprocessors=multiprocessors, shared_bytes=shared_bytes, dtype="bfloat16"
         )
 
     def find(self, name: str, shared_bytes: int) -> SimpleNamespace:
         """As `registry.Kernels.operator` does."""
-        if name == "w4a16_in_clusters" and not self._clusters:
+        has_warpgroups = self._clusters and self._shared_bytes > 200 << 10
+        if (name == "w4a16_in_clusters" and not self._clusters) or ("_wide_" in name and not has_warpgroups):
             raise KernelsError(name)
         kernel = SimpleNamespace(overlaps=self._clusters)
         kernel.prepare = lambda layout, **_: kernel
@@ -248,11 +249,15 @@ def test_every_product_finds_a_kernel_that_fits(rows, tiles, steps, group, devic
     launches.multiply(args)
     first = launches.launched[0]
     assert first.shared <= shared_bytes
-    assert first.grid[1] == plan.splits
-    assert first.cluster == (1, plan.splits if clusters else 1, 1)
-    assert len(launches.launched) == (2 if plan.splits > 1 and not clusters else 1)
-    if "_many_" in first.name:  # no thread block has more tiles than its warps take
+    assert first.cluster == (1, first.grid[1] if clusters else 1, 1)
+    assert first.grid[0] * first.grid[1] <= max(multiprocessors, first.grid[0])
+    assert len(launches.launched) == (2 if first.grid[1] > 1 and not clusters else 1)
+    # No thread block has more tiles than its warps take.
+    if "_many_" in first.name:
+        assert first.grid[1] == plan.splits
         assert -(-tiles // first.grid[0]) <= tiles_of_block(rows)
+    if "_wide_" in first.name:
+        assert -(-tiles // first.grid[0]) <= (16 if "_m16_" in first.name else 8)
 
 
 # ---------------------------------------------------------------- the kernels on the CPU
@@ -270,7 +275,9 @@ def run_on_the_cpu(kernels, name, case, plan, grid, *, threads, lazy, unit=1):
     suffix = "f16" if case.dtype == "float16" else "bf16"
     values = pack(args, plan, unit=unit)
     family, _, form = name.partition("_")
-    kernels.run(f"{prefix}_{family}_{suffix}_{form}", _FORMAT, values, grid, lazy=lazy, threads=threads)
+    kernels.run(
+        f"{prefix}_{family}_{suffix}_{form}_g{args.group}", _FORMAT, values, grid, lazy=lazy, threads=threads
+    )
     if plan.splits > 1:
         kernels.run(
             f"{prefix}_reduce_{suffix}", _FORMAT, values, (-(-case.columns // 256), len(case.x)), lazy=lazy
