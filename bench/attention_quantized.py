@@ -81,4 +81,4 @@ def measure(
     return figures
 
 
-BOUNDS = {"int8_decode_128k_vs_bf16": ("<=", 0.75), "fp8_decode_128k_vs_bf16": ("<=", 0.75)}
+BOUNDS = {"int8_decode_128k_vs_bf16": ("<=", 0.8), "fp8_decode_128k_vs_bf16": ("<=", 0.85)}

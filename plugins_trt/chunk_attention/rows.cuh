@@ -276,8 +276,8 @@ struct QuantizedRows {
 };
 
 // A page is copied as it is stored and widened to a tile like that of exact rows; the scales follow as pairs of floats.
-// (Scores of a whole page beside sums of 128 columns may leave no registers for the scales: `kKeys` are taken at once.)
-template <typename E_, typename Kv, int kDim_, int kKeys = kDim_ == 128 ? 32 : kPage>
+// (Scores of more keys at once, beside sums of 128 columns, leave no registers for the scales on some target.)
+template <typename E_, typename Kv, int kDim_, int kKeys = kDim_ == 128 ? 16 : kPage>
 struct WidenedRows : ExactRows<E_, kDim_> {
     using Exact = ExactRows<E_, kDim_>;
     using Stored = QuantizedRows<E_, Kv, kDim_>;
@@ -302,7 +302,7 @@ struct WidenedRows : ExactRows<E_, kDim_> {
     static __device__ __forceinline__ void widen(u32 tile, u32 stored, int thread) {
         static_assert(kThreads % kPage == 0, "each thread takes pieces of one row");
         const int row = thread % kPage;  // so that neighbouring threads meet different banks
-#pragma unroll
+#pragma unroll 1
         for (int piece = thread / kPage; piece < kDim / 16; piece += kThreads / kPage) {
             widen_piece<E>(tile, shared_uint4(stored + byte_piece<kDim>(row, piece)), row, piece);
             widen_piece<V>(tile + Exact::kTileBytes,
