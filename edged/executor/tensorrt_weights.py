@@ -7,6 +7,8 @@ that the kernels read, a weight at a time.
 from __future__ import annotations
 
 import itertools
+import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -34,6 +36,11 @@ if TYPE_CHECKING:
 
 _PIECE_ELEMENTS = 1 << 21
 """Of a tensor, or of a widened weight, that pass through the host at a time."""
+
+_SLAB_OUTPUTS = 2048
+"""Outputs of a packed weight that are turned over at a time; whole tiles of 16."""
+
+_MOST_THREADS = 4
 
 _FLOATS = {"F64": np.float64, "F32": np.float32, "BF16": np.uint16, "F16": np.float16}
 
@@ -151,12 +158,11 @@ def _pack(form: CudaPacked, modules: Iterable[tuple[PackedLinear, PackedModule]]
         scales.append(module.scales)
         if module.zeros is not None:
             zeros.append(module.zeros)
+    _store_tiles(form, packed, store)
     scale = np.concatenate(scales)
     if form.ternary:
-        store(form.name, 0, ternary_layout.pack_tiles(packed, gated=form.gated))
         groups = ternary_layout.pack_scales(scale, form.inputs, gated=form.gated)
     else:
-        store(form.name, 0, w4a16_layout.pack_tiles(packed, gated=form.gated))
         # A group of the file may be several of the kernels'.
         repeats = form.inputs // form.group // scale.shape[1]
         groups = w4a16_layout.pack_groups(
@@ -165,6 +171,26 @@ def _pack(form: CudaPacked, modules: Iterable[tuple[PackedLinear, PackedModule]]
             gated=form.gated,
         )
     store(form.name + GROUPS, 0, groups)
+
+
+def _store_tiles(form: CudaPacked, packed: npt.NDArray[np.uint32], store: Store) -> None:
+    """The integers of a weight, some outputs at a time on several cores: turning them over is what loading waits for."""
+    layout = ternary_layout if form.ternary else w4a16_layout
+    # Gate and up lie in tiles together, so a slab has the same outputs of both.
+    parts = packed.reshape(2 if form.gated else 1, -1, packed.shape[1])  # [parts, N / parts, words]
+    step = _SLAB_OUTPUTS // len(parts)
+
+    def turn(first: int) -> npt.NDArray[np.uint32]:
+        slab = parts[:, first : first + step].reshape(-1, packed.shape[1])
+        tiles: npt.NDArray[np.uint32] = layout.pack_tiles(slab, gated=form.gated)
+        return tiles
+
+    offset = 0
+    threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(threads) as pool:
+        for tiles in pool.map(turn, range(0, parts.shape[1], step)):
+            store(form.name, offset, tiles)
+            offset += tiles.nbytes
 
 
 def _widen(modules: Iterable[tuple[PackedLinear, PackedModule]], dtype: str, store: Store) -> None:

@@ -17,6 +17,7 @@ from edged.config import ModelConfig
 from edged.engine.graph import GraphSpec, emit
 from edged.engine.rope_tables import rope_tables
 from edged.errors import UnsupportedError
+from edged.executor import tensorrt_weights
 from edged.models.architecture import Architecture
 
 if TYPE_CHECKING:
@@ -91,6 +92,18 @@ def test_packed_weights_that_no_plugin_takes_are_refused(quantization: dict[str,
     architecture = Architecture.from_config({**LLAMA, "quantization_config": quantization})
     with pytest.raises(UnsupportedError, match=message):
         GraphSpec(architecture, "bfloat16")
+
+
+@pytest.mark.parametrize("name", ["gptq", "ternary, group 32"])
+@pytest.mark.parametrize("slab", [32, 96])
+def test_packed_weights_are_the_same_however_they_are_cut(
+    name: str, slab: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    architecture = write_packed(tmp_path, MODELS[name])
+    whole = weight_inputs(tmp_path, architecture)
+    monkeypatch.setattr(tensorrt_weights, "_SLAB_OUTPUTS", slab)
+    cut = weight_inputs(tmp_path, architecture)
+    assert all(np.array_equal(whole[each], cut[each]) for each in whole)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
