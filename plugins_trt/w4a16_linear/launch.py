@@ -159,41 +159,25 @@ class W4A16Multiplier:
             LaunchError: naming the argument, before anything runs.
         """
         plan = args.plan(self.multiprocessors)
-        few = self.few_of(args)
+        of = args.gated, args.group
+        few, wide = self.few_of(args), self.wide_of(args)
         if few is not None:
             kind, blocks, unit = few
-            self._few[kind, args.gated, args.group].prepared_async_call(
-                (blocks, 1, 1),
-                (32 * _FEW_WARPS, 1, 1),
-                stream,
-                *pack(args, plan, unit=unit),
-                shared_size=kind.shared_bytes(args.group),
-            )
-            return
-        many = next(each for each in MANY if args.rows <= each.rows)
-        kernel, shared, threads = self._many[many, args.gated, args.group], many.shared_bytes, many.threads
-        blocks, cluster = self.ranges_of(args, plan), plan.splits if self._has_clusters else 1
-        wide = self.wide_of(args)
-        if wide is not None:
-            kind, blocks, cluster = wide
-            plan = LinearPlan(cluster, 0)
-            kernel, shared, threads = (
-                self._wide[kind, args.gated, args.group],
-                kind.shared_bytes,
-                kind.threads,
-            )
-        packed = pack(args, plan)
-        kernel.prepared_async_call(
-            (blocks, plan.splits, 1),
-            (threads, 1, 1),
-            stream,
-            *packed,
-            shared_size=shared,
-            cluster=(1, cluster, 1),
-        )
-        if plan.splits > cluster:
-            grid = (ceil_div(args.out.shape[1], _REDUCERS), args.rows, 1)
-            self._reduce[args.gated].prepared_async_call(grid, (_REDUCERS, 1, 1), stream, *packed)
+            grid, threads, shared = (blocks, 1, 1), 32 * _FEW_WARPS, kind.shared_bytes(args.group)
+            _launch(self._few[(kind, *of)], grid, threads, stream, pack(args, plan, unit=unit), shared)
+        elif wide is not None:
+            form, blocks, shares = wide
+            packed = pack(args, LinearPlan(shares, 0))
+            grid = (blocks, shares, 1)
+            _launch(self._wide[(form, *of)], grid, form.threads, stream, packed, form.shared_bytes, shares)
+        else:
+            many = next(each for each in MANY if args.rows <= each.rows)
+            packed, shares = pack(args, plan), plan.splits if self._has_clusters else 1
+            grid = (self.ranges_of(args, plan), plan.splits, 1)
+            _launch(self._many[(many, *of)], grid, many.threads, stream, packed, many.shared_bytes, shares)
+            if plan.splits > shares:
+                grid = (ceil_div(args.out.shape[1], _REDUCERS), args.rows, 1)
+                _launch(self._reduce[args.gated], grid, _REDUCERS, stream, packed, 0)
 
     def wide_of(self, args: W4A16Linear) -> tuple[Wide, int, int] | None:
         """The kernel of warpgroup.cuh that takes a product, the ranges of tiles, and the shares of the inputs."""
@@ -243,6 +227,21 @@ class W4A16Multiplier:
 
     def _fits(self, kind: Few, args: W4A16Linear) -> bool:
         return kind.shared_bytes(args.group) <= self._shared
+
+
+def _launch(  # noqa: PLR0917 -- as the launch has them
+    kernel: Any,  # noqa: ANN401
+    grid: tuple[int, int, int],
+    threads: int,
+    stream: Any,  # noqa: ANN401 -- PyCUDA is untyped
+    packed: tuple[int, ...],
+    shared_bytes: int,
+    shares: int = 1,
+) -> None:
+    """Enqueues a kernel, the shares of the inputs in clusters."""
+    kernel.prepared_async_call(
+        grid, (threads, 1, 1), stream, *packed, shared_size=shared_bytes, cluster=(1, shares, 1)
+    )
 
 
 def _has(function: Callable[[str, int], Any], name: str) -> bool:
