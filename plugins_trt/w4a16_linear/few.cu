@@ -226,7 +226,7 @@ __device__ __forceinline__ void few(const Linear& args) {
     KERNEL(w4a16_few_##suffix##_n##rows##_t##tiles##_s##stages##_g128, blocks, few<type, rows, tiles, stages, false, false>)      \
     KERNEL(w4a16_gated_few_##suffix##_n##rows##_t##tiles##_s##stages##_g64, blocks, few<type, rows, tiles, stages, true, true>)   \
     KERNEL(w4a16_gated_few_##suffix##_n##rows##_t##tiles##_s##stages##_g128, blocks, few<type, rows, tiles, stages, true, false>)
-#define FEW_OF(type, suffix)        \
+#define FEW_OF(type, suffix, blocks)     \
     FEW(type, suffix, 1, 2, 6, 2)   \
     FEW(type, suffix, 1, 2, 5, 2)   \
     FEW(type, suffix, 1, 3, 3, 2)   \
@@ -234,8 +234,8 @@ __device__ __forceinline__ void few(const Linear& args) {
     FEW(type, suffix, 8, 2, 3, 2)   \
     FEW(type, suffix, 8, 2, 2, 2)   \
     FEW(type, suffix, 16, 3, 2, 1)  \
-    FEW(type, suffix, 16, 2, 2, 2)  \
+    FEW(type, suffix, 16, 2, 2, blocks)  \
     FEW(type, suffix, 16, 1, 2, 2)
 
-FEW_OF(F16, f16)
-FEW_OF(BF16, bf16)
+FEW_OF(F16, f16, 1)  // (float16 takes more registers)
+FEW_OF(BF16, bf16, 2)

@@ -159,22 +159,26 @@ class W4A16Multiplier:
             LaunchError: naming the argument, before anything runs.
         """
         plan = args.plan(self.multiprocessors)
-        of = args.gated, args.group
+        gated, group = args.gated, args.group
         few, wide = self.few_of(args), self.wide_of(args)
         if few is not None:
             kind, blocks, unit = few
             grid, threads, shared = (blocks, 1, 1), 32 * _FEW_WARPS, kind.shared_bytes(args.group)
-            _launch(self._few[(kind, *of)], grid, threads, stream, pack(args, plan, unit=unit), shared)
+            _launch(self._few[kind, gated, group], grid, threads, stream, pack(args, plan, unit=unit), shared)
         elif wide is not None:
             form, blocks, shares = wide
             packed = pack(args, LinearPlan(shares, 0))
             grid = (blocks, shares, 1)
-            _launch(self._wide[(form, *of)], grid, form.threads, stream, packed, form.shared_bytes, shares)
+            _launch(
+                self._wide[form, gated, group], grid, form.threads, stream, packed, form.shared_bytes, shares
+            )
         else:
             many = next(each for each in MANY if args.rows <= each.rows)
             packed, shares = pack(args, plan), plan.splits if self._has_clusters else 1
             grid = (self.ranges_of(args, plan), plan.splits, 1)
-            _launch(self._many[(many, *of)], grid, many.threads, stream, packed, many.shared_bytes, shares)
+            _launch(
+                self._many[many, gated, group], grid, many.threads, stream, packed, many.shared_bytes, shares
+            )
             if plan.splits > shares:
                 grid = (ceil_div(args.out.shape[1], _REDUCERS), args.rows, 1)
                 _launch(self._reduce[args.gated], grid, _REDUCERS, stream, packed, 0)
