@@ -20,10 +20,10 @@ from plugins_trt.ternary_linear.layout import BLOCK, GROUPS, TILE, blocks_of, ch
 SLAB = 32
 """Rows of x that a thread block takes at most."""
 
-FEW_ROWS = 8
+FEW_ROWS = 2
 """Up to here, and where x is small, the weights stream past an x that lies whole in shared memory."""
 
-FEW_BYTES = 32 << 10
+FEW_BYTES = 64 << 10
 """Of such an x."""
 
 WARPS = 16
@@ -78,7 +78,7 @@ class FewPlan:
 class LinearPlan:
     """How a product is cut, and its scratch memory; depends on sizes alone."""
 
-    few: FewPlan | None  # where x is small
+    few: FewPlan | None  # where x is small and the device has the memory for it
     splits: int  # shares of the inputs, of thread blocks, where x is streamed
     workspace_bytes: int  # float32 [splits, M, 16 tiles], 0 without splits
 

@@ -1,4 +1,4 @@
-// The product of up to 8 rows of x with ternary weights: x lies in shared memory, the weights stream past it.
+// The product of one or two rows of x with ternary weights: x lies in shared memory, the weights stream past it.
 //
 // A thread block takes as many tiles of 16 outputs as the others. Its warps multiply a tile each, or share one: each then
 // takes a share of the inputs, and the shares are added up in their order at the end. A warp copies just what it will
@@ -8,52 +8,54 @@
 #include "ternary_linear/ternary.cuh"
 
 
-constexpr int kThreads = 512;
-constexpr int kWarps = kThreads / 32;
+constexpr int kWarpBits = 4;
+constexpr int kWarps = 1 << kWarpBits;
+constexpr int kThreads = 32 * kWarps;
 constexpr int kStages = 3;
 constexpr int kPair = 2;                  // blocks of inputs of a stage
 constexpr u32 kWordBytes = kPair * 512;   // of a stage of a warp
 constexpr u32 kPairBytes = kPair * kBlock * 2;  // of a row of x
-constexpr u32 kRowPad = 64;               // so that eight rows of x lie in different banks
+constexpr u32 kRowPad = 64;               // so that two rows of x lie in different banks
 constexpr int kSumStride = kTile + 4;     // floats of a row of sums
 
-// kScales: of a block of inputs; 0: one of all inputs. Shared memory: the rings of the warps, x, and the sums
+// kOne: there is one row. kScales: of a block of inputs; 0: one of all inputs. Shared memory: the rings of the warps, x, and the sums
 // [tile, share, row].
-template <typename T, int kScales>
+template <typename T, int kScales, bool kOne>
 __device__ __forceinline__ void few(const Linear& args) {
     extern __shared__ __align__(16) unsigned char shared[];
     constexpr u32 kScaleBytes = kPair * 32 * kScales;
     constexpr u32 kStageBytes = kWordBytes + kScaleBytes;
     int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     int g = lane >> 2, t = lane & 3;
-    int slots = kWarps / args.splits;  // tiles at a time
-    int share = warp % args.splits;
-    int first_tile = (int)((i64)args.tile_count * blockIdx.x / gridDim.x);
-    int tiles_here = (int)((i64)args.tile_count * (blockIdx.x + 1) / gridDim.x) - first_tile;
+    constexpr int kEach = kOne ? 2 : 1;  // (the other columns of an mma are nobody's)
+    int shift = args.splits, slots = kWarps >> shift;  // tiles at a time
+    int share = warp & ((1 << shift) - 1);
+    int first_tile = (int)((u32)args.tile_count * blockIdx.x / gridDim.x);
+    int tiles_here = (int)((u32)args.tile_count * (blockIdx.x + 1) / gridDim.x) - first_tile;
     int pairs = args.blocks / kPair;
-    int begin = pairs * share / args.splits, count = pairs * (share + 1) / args.splits - begin;
-    int tile = warp / args.splits;  // of the thread block's
-    int total = tile < tiles_here ? ceil_div(tiles_here - tile, slots) * count : 0;  // pairs of all tiles of the warp
+    int begin = pairs * share >> shift, count = (pairs * (share + 1) >> shift) - begin;
+    int tile = warp >> shift;  // of the thread block's
+    int total = tile < tiles_here ? (tiles_here - tile + slots - 1 >> kWarpBits - shift) * count : 0;  // pairs of all tiles of the warp
 
     u32 ring = shared_address(shared) + warp * (kStages * kStageBytes);
-    i64 place = (i64)(first_tile + tile) * args.blocks + begin * kPair;
-    const uint4* words = args.tiles + place * 32 + lane;
-    const uint4* scales = reinterpret_cast<const uint4*>(args.scales) + place * (2 * kScales) + lane;
+    u32 to_come = (u32)(first_tile + tile) * args.blocks + begin * kPair;  // the next block
     bool copies_scales = lane < kPair * 2 * kScales;
     int jump = slots * args.blocks - count * kPair;  // from the end of a tile's share to the next tile's, in blocks
     int until_jump = count, to_copy = total;
     auto copy = [&](int slot) {
         u32 stage = ring + slot * kStageBytes + lane * 16;
         bool valid = to_copy > 0;
+        const uint4* words = args.tiles + ((i64)to_come * 32 + lane);
         copy_where(valid, stage, words);
         copy_where(valid, stage + 512, words + 32);
-        if constexpr (kScales != 0) copy_where(valid && copies_scales, stage + kWordBytes, scales);
+        if constexpr (kScales != 0) {
+            const uint4* scales = reinterpret_cast<const uint4*>(args.scales) + ((i64)to_come * (2 * kScales) + lane);
+            copy_where(valid && copies_scales, stage + kWordBytes, scales);
+        }
         copy_commit();
         --to_copy;
-        int step = kPair;
-        if (--until_jump == 0) step += jump, until_jump = count;
-        words += step * 32;
-        scales += step * (2 * kScales);
+        to_come += kPair;
+        if (--until_jump == 0) to_come += jump, until_jump = count;
     };
 #pragma unroll
     for (int stage = 0; stage < kStages - 1; ++stage) copy(stage);
@@ -131,7 +133,7 @@ __device__ __forceinline__ void few(const Linear& args) {
                     if (kScales != 0 && (u + 1) % kPerScale == 0) {
                         float low = F16::low(both[b][u / kPerScale]), high = F16::high(both[b][u / kPerScale]);
 #pragma unroll
-                        for (int e = 0; e < 4; ++e) acc[0][e] = fmaf(part[b][e], e < 2 ? low : high, acc[0][e]);
+                        for (int e = 0; e < 4; e += kEach) acc[0][e] = fmaf(part[b][e], e < 2 ? low : high, acc[0][e]);
                     }
                 }
             }
@@ -140,13 +142,13 @@ __device__ __forceinline__ void few(const Linear& args) {
                 until_end = count;
                 of_x = own_x;
 #pragma unroll
-                for (int e = 0; e < 4; ++e) {
+                for (int e = 0; e < 4; e += kEach) {
                     float sum = acc[0][e];
                     acc[0][e] = 0.0f;
                     if constexpr (kScales == 0) sum += acc[1][e], acc[1][e] = 0.0f;
                     int row = 2 * t + (e & 1);
                     if (row < args.rows)
-                        sums[((tile * args.splits + share) * args.rows + row) * kSumStride + g + kHalf * (e >> 1)] = sum;
+                        sums[(((tile << shift) + share) * args.rows + row) * kSumStride + g + kHalf * (e >> 1)] = sum;
                 }
                 tile += slots;
             }
@@ -155,18 +157,18 @@ __device__ __forceinline__ void few(const Linear& args) {
     if (count == 0) {  // more shares than pairs
         for (; tile < tiles_here; tile += slots)
             for (int i = lane; i < args.rows * kTile; i += 32)
-                sums[((tile * args.splits + share) * args.rows + i / kTile) * kSumStride + i % kTile] = 0.0f;
+                sums[(((tile << shift) + share) * args.rows + i / kTile) * kSumStride + i % kTile] = 0.0f;
     }
     __syncthreads();
-    int outputs = args.gated ? kHalf : kTile;  // of a tile
+    int bits = args.gated ? 3 : 4, outputs = 1 << bits;  // of a tile
     for (int i = threadIdx.x; i < tiles_here * outputs * args.rows; i += kThreads) {
-        int m = i % outputs, of_block = i / outputs % tiles_here, row = i / (outputs * tiles_here);
-        int output = (first_tile + of_block) * outputs + m;
+        int m = i & (outputs - 1), row = kOne ? 0 : (i >> bits) / tiles_here, of_block = (i >> bits) - row * tiles_here;
+        int output = first_tile * outputs + of_block * outputs + m;
         if (output >= args.outputs) continue;
         float sum = 0.0f, up = 0.0f;
-        const float* from = sums + (of_block * args.splits * args.rows + row) * kSumStride + m;
+        const float* from = sums + ((of_block << shift) * args.rows + row) * kSumStride + m;
 #pragma unroll 4
-        for (int s = 0; s < args.splits; ++s, from += args.rows * kSumStride) {
+        for (int s = 0; s < 1 << shift; ++s, from += args.rows * kSumStride) {
             sum += from[0];
             if (args.gated) up += from[kHalf];
         }
@@ -175,7 +177,7 @@ __device__ __forceinline__ void few(const Linear& args) {
             sum *= m < 8 ? F16::low(both) : F16::high(both);
             up *= F16::high(both);
         }
-        store_output<T>(args, row, output, sum, up);
+        store_output<T>(args, row, output, sum, up, residual_of<T>(args, row, output));
     }
 }
 
@@ -185,12 +187,15 @@ constexpr int kResident = 1;  // (there is no room for a second one)
 constexpr int kResident = 2;
 #endif
 
-// With more scales than one of a block there are too few registers for two thread blocks.
-#define FEW(type, suffix, scales)                                                                                                    \
-    extern "C" __global__ void __launch_bounds__(kThreads, scales < 2 ? kResident : 1) ternary_few_##suffix##_s##scales(const Linear args) { \
-        few<type, scales>(args);                                                                                                     \
+// With more scales than one of a block, or two rows, there are too few registers for two thread blocks.
+#define FEW(type, suffix, scales, rows)                                                                                 \
+    extern "C" __global__ void __launch_bounds__(kThreads, scales < 2 && rows == 1 ? kResident : 1) ternary_few_##suffix##_s##scales##_n##rows(const Linear args) { \
+        few<type, scales, rows == 1>(args);                                                                             \
     }
-#define FEW_OF(type, suffix) FEW(type, suffix, 0) FEW(type, suffix, 1) FEW(type, suffix, 2) FEW(type, suffix, 4)
+#define FEW_OF(type, suffix, rows) \
+    FEW(type, suffix, 0, rows) FEW(type, suffix, 1, rows) FEW(type, suffix, 2, rows) FEW(type, suffix, 4, rows)
 
-FEW_OF(F16, f16)
-FEW_OF(BF16, bf16)
+FEW_OF(F16, f16, 1)
+FEW_OF(F16, f16, 2)
+FEW_OF(BF16, bf16, 1)
+FEW_OF(BF16, bf16, 2)

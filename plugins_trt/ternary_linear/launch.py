@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from plugins_trt.contract import KERNEL_DTYPES, ceil_div
+from plugins_trt.registry import KernelsError
 from plugins_trt.ternary_linear.contract import (
     BLOCK_TILES,
     FEW_BYTES,
@@ -28,6 +29,7 @@ _FEW_THREADS = 32 * WARPS
 _SCALE_COUNTS = (0, 1, 2, 4)
 _FEW_STAGES = 3
 _ROW_PAD = 64
+_SMALL_MEMORY = 98 << 10  # that every device gives a thread block
 _MANY = {8: (4, 3), 16: (2, 4), 32: (2, 3)}  # rows: blocks of inputs of a stage, stages
 
 
@@ -65,10 +67,12 @@ class TernaryMultiplier:
         def find(name: str, shared: int) -> Any:  # noqa: ANN401 -- a kernel
             return function(f"ternary_{name}", shared).prepare(_FORMAT, overlaps=True, beside_others=True)
 
-        most = FEW_BYTES + FEW_ROWS * _ROW_PAD + MAX_SUM_BYTES
-        self._few = {
-            count: find(f"few_{suffix}_s{count}", _ring_bytes(count) + most) for count in _SCALE_COUNTS
-        }
+        self._few_memory = _ring_bytes(max(_SCALE_COUNTS)) + FEW_BYTES + FEW_ROWS * _ROW_PAD + MAX_SUM_BYTES
+        try:
+            self._few = self._find_few(find, suffix)
+        except KernelsError:  # a small device: x must be smaller
+            self._few_memory = _SMALL_MEMORY
+            self._few = self._find_few(find, suffix)
         self._many = {
             (rows, fine): find(
                 f"many_{suffix}_n{rows}{'_fine' if fine else ''}",
@@ -87,13 +91,14 @@ class TernaryMultiplier:
         """
         plan = args.plan(self.multiprocessors)
         few = plan.few
-        if few is not None:
-            self._few[args.scale_count].prepared_async_call(
+        shared = few_bytes(few, args) if few is not None else 0
+        if few is not None and shared <= self._few_memory:
+            self._few[args.scale_count, args.rows].prepared_async_call(
                 (few.thread_blocks, 1, 1),
                 (_FEW_THREADS, 1, 1),
                 stream,
-                *_pack(args, few.splits),
-                shared_size=few_bytes(few, args),
+                *_pack(args, few.splits.bit_length() - 1),
+                shared_size=shared,
             )
             return
         block, tiles, splits = (_THREADS, 1, 1), args.tiles.shape[0], plan.splits
@@ -106,6 +111,13 @@ class TernaryMultiplier:
         if splits > 1:
             grid = (ceil_div(args.out.shape[1], _THREADS), args.rows, 1)
             self._reduce.prepared_async_call(grid, block, stream, *packed)
+
+    def _find_few(self, find: Callable[[str, int], Any], suffix: str) -> dict[tuple[int, int], Any]:
+        return {
+            (count, rows): find(f"few_{suffix}_s{count}_n{rows}", self._few_memory)
+            for count in _SCALE_COUNTS
+            for rows in range(1, FEW_ROWS + 1)
+        }
 
 
 def _pack(args: TernaryLinear, splits: int) -> tuple[int, ...]:

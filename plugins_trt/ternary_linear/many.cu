@@ -188,7 +188,8 @@ __device__ __forceinline__ void many(const Linear& args) {
         if (output >= args.outputs) continue;
         const float* of_row = sums + row * kSumStride;
         int at = args.gated ? column / kHalf * kTile + column % kHalf : column;
-        store_output<T>(args, first_row + row, output, of_row[at], args.gated ? of_row[at + kHalf] : 0.0f);
+        store_output<T>(args, first_row + row, output, of_row[at], args.gated ? of_row[at + kHalf] : 0.0f,
+                        residual_of<T>(args, first_row + row, output));
     }
 }
 
@@ -208,7 +209,7 @@ __device__ __forceinline__ void reduce(const Linear& args) {
         sum += part[0];
         if (args.gated) up += part[kHalf];
     }
-    store_output<T>(args, row, output, sum, up);
+    store_output<T>(args, row, output, sum, up, residual_of<T>(args, row, output));
 }
 
 #define MANY(type, suffix, rows, name, fine)                                                                             \

@@ -22,7 +22,7 @@ struct Linear {
     i32 tile_count;
     i32 outputs;     // columns of out
     i32 scale_count; // scales of a block; 0: one of all inputs
-    i32 splits;      // shares of the inputs
+    i32 splits;      // shares of the inputs (few.cu: the power of two that they are)
     i32 gated;       // whether a tile has gate and up
 };
 
@@ -48,20 +48,22 @@ __device__ __forceinline__ void weights_of(u32 (&a)[2][4], const uint4& words, i
     }
 }
 
+// What is added to an output in the end.
+template <typename T>
+__device__ __forceinline__ float residual_of(const Linear& args, int row, int output) {
+    return args.residual == nullptr ? 0.0f : T::unpack(args.residual[(i64)row * args.outputs + output]);
+}
+
 // The end of an output: `sum` and, of gated weights, `up` are whole.
 template <typename T>
-__device__ __forceinline__ void store_output(const Linear& args, int row, int output, float sum, float up) {
+__device__ __forceinline__ void store_output(
+    const Linear& args, int row, int output, float sum, float up, float residual) {
     sum *= kUnit;
     up *= kUnit;
     if (args.bias != nullptr) {
         sum += T::unpack(args.bias[output]);
         if (args.gated) up += T::unpack(args.bias[args.outputs + output]);
     }
-    i64 place = (i64)row * args.outputs + output;
-    if (args.gated) {
-        sum = sum / (1.0f + exp2_fast(-kLog2e * sum)) * up;
-    } else if (args.residual != nullptr) {
-        sum += T::unpack(args.residual[place]);
-    }
-    args.out[place] = T::round(sum);
+    if (args.gated) sum = sum / (1.0f + exp2_fast(-kLog2e * sum)) * up;
+    args.out[(i64)row * args.outputs + output] = T::round(sum + residual);
 }
