@@ -88,7 +88,9 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> None:
             totals[kv_dtype] += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
         seen = (index + 1) * (length - 1)
         print(
-            f"{seen} tokens:", *(f"{name} {math.exp(total / seen):.4f}" for name, total in totals.items()), flush=True
+            f"{seen} tokens:",
+            *(f"{name} {math.exp(total / seen):.4f}" for name, total in totals.items()),
+            flush=True,
         )
     figures = {f"perplexity_of_{name}": math.exp(total / seen) for name, total in totals.items()}
     for name in types:
