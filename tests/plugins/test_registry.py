@@ -76,8 +76,12 @@ def test_a_device_without_kernels_is_told_what_was_found_and_what_to_do(tmp_path
 
 
 def test_a_hash_covers_what_a_source_includes():
-    source = next(each for each in sources() if each.operator == "append")
-    assert [path.name for path in included(source.path)] == ["append.cu", "common.cuh"]
+    def names(operator):
+        source = next(each for each in sources() if each.operator == operator)
+        return [path.name for path in included(source.path)]
+
+    assert names("argmax") == ["argmax.cu", "common.cuh"]
+    assert names("append") == ["append.cu", "stored.cuh", "rows.cuh", "common.cuh"]  # and what those include
     assert len({each.hash for each in sources()}) == len(sources())
 
 
