@@ -63,6 +63,8 @@ def _check_cuda(config: ModelConfig) -> None:
     elif find_spec("pycuda") is None:
         problem = "which needs PyCUDA: pip install 'edged[gpu]'"
     if problem is not None:
+        # Of the executors only torch has a CPU to go to.
+        also = "" if config.executor in ("auto", "torch") else " and executor to torch"
         raise ConfigError(
-            f"model {config.name}: device is cuda, {problem}, or set device to cpu", field="device"
+            f"model {config.name}: device is cuda, {problem}, or set device to cpu{also}", field="device"
         )

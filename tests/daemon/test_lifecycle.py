@@ -288,7 +288,11 @@ def test_check_refuses_with_the_place_and_the_remedy(check, tmp_path, demo_model
         (write(tmp_path, demo_model, listen={"unix": str(tmp_path / "no" / "s")}), 69, "mkdir -p"),
         (write(tmp_path, demo_model, listen={"unix": "/tmp/" + "x" * 120}), 78, "107"),
         (write(tmp_path, demo_model, listen={"tcp": "0.0.0.0:50051"}), 78, "loopback"),
-        (write(tmp_path, demo_model, model={"executor": "tensorrt", "device": "cuda"}), 78, "use torch"),
+        (
+            write(tmp_path, demo_model, model={"executor": "tensorrt", "device": "cuda"}),
+            78,
+            "set device to cpu and executor to torch",
+        ),
         (write(tmp_path, demo_model, model={"device": "cuda"}), 78, "set device to cpu"),
         (write(tmp_path, demo_model, model={"attention": {"top_k": 8}}), 78, "write mode: sparse"),
     ]
