@@ -1,14 +1,18 @@
 """Linear layers on the CPU: the fastest product that torch has for each dtype and number of rows.
 
-fp32 and fp64: one row is a batch of matrix-vector products, few rows are ``weight @ x.T``, many ``x @ weight.T``.
-bfloat16 and float16: few rows multiply as they are (torch has a fast matrix-vector product for them); for more, tiles
-of the weight are widened to fp32, because CPUs without matrix units for these types multiply them many times slower.
+fp32 and fp64: one row is a batch of matrix-vector products where a batch is faster than one product (it is two to three
+times as fast on some CPUs and as slow on others, so that it is measured), few rows are ``weight @ x.T``, many
+``x @ weight.T``. bfloat16 and float16: few rows multiply as they are (torch has a fast matrix-vector product for them);
+for more, tiles of the weight are widened to fp32, because CPUs without matrix units for these types multiply them many
+times slower; those with such units (AMX) multiply them as they are, but for the LM head, whose rounding would show.
 4-bit and ternary weights have products of their own (:mod:`edged.executor.torch_packed`,
 :mod:`edged.executor.torch_ternary`), whatever the plan's dtype is.
 """
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,6 +27,10 @@ if TYPE_CHECKING:
 
     from edged.executor.torch_views import LinearViews
     from edged.models.operators import Linear
+
+
+MEASURED_ELEMENTS = 1 << 18
+"""Fewest elements of a weight whose products are worth timing."""
 
 
 class CpuLinear:
@@ -43,18 +51,26 @@ class CpuLinear:
     ) -> None:
         self._tile = buffers.get("weight_tile")
         self._packed = packed or {}
-        self._batched = {
-            layer.name: _batched(layer.weight)
-            for layer in linears
-            if self._tile is None and layer.name not in self._packed
-        }
+        wide = [layer for layer in linears if self._tile is None and layer.name not in self._packed]
+        self._batched = {layer.name: _batched(layer.weight) for layer in wide}
+        if not _batches_pay(list(self._batched.values())):
+            self._batched = {layer.name: layer.weight.unsqueeze(0) for layer in wide}
+        self._has_matrix_units = self._tile is not None and has_matrix_units()
         if self._packed:
             scratch = (buffers["packed_in"], buffers["packed_tile"], buffers["packed_octets"])
             self._packed_product = PackedProduct(*scratch)
             self._ternary_product = TernaryProduct(*scratch)
 
-    def __call__(self, views: LinearViews, layer: Linear[torch.Tensor]) -> torch.Tensor:
-        """``x @ weight.T + bias`` of the views' input into their output: ``[rows, in]`` to ``[rows, out]``."""
+    def __call__(
+        self, views: LinearViews, layer: Linear[torch.Tensor], *, exactly: bool = False
+    ) -> torch.Tensor:
+        """``x @ weight.T + bias`` of the views' input into their output: ``[rows, in]`` to ``[rows, out]``.
+
+        Args:
+            views: Input and output.
+            layer: The linear.
+            exactly: Many rows of half-precision weights are multiplied in fp32 on every CPU.
+        """
         out = views.out
         packed = self._packed.get(layer.name)
         if isinstance(packed, TernaryWeight):
@@ -64,6 +80,8 @@ class CpuLinear:
         elif self._tile is not None:
             if views.x_narrow is not None and views.out_narrow is not None:
                 _narrow_product(views.x_narrow, views.out_narrow, views, layer.weight)
+            elif self._has_matrix_units and not exactly and layer.weight.dtype == torch.bfloat16:
+                unit_product(views, layer.weight, self._tile)
             else:
                 self._widened_product(views, layer.weight, self._tile)
         elif views.x_batched is not None and views.out_batched is not None:
@@ -86,7 +104,7 @@ class CpuLinear:
         A narrow product rounds to half precision, in which the best logits are often equal; those that may be drawn at
         all are therefore computed again in fp32.
         """
-        logits = self(views, head)
+        logits = self(views, head, exactly=True)
         if self._tile is not None and views.x_narrow is not None and head.name not in self._packed:
             count = min(SHARPENED, head.weight.shape[0])
             rows = self._tile[: count * head.weight.shape[1]].view(count, -1)
@@ -118,6 +136,50 @@ def _narrow_product(x: torch.Tensor, out: torch.Tensor, views: LinearViews, weig
     for row, result in views.narrow_rows:
         torch.mv(weight, row, out=result)
     views.out.copy_(out)
+
+
+def unit_product(views: LinearViews, weight: torch.Tensor, tile: torch.Tensor) -> None:
+    """Some rows after others as bfloat16, with the tile as scratch for them and their results."""
+    outputs, inputs = weight.shape
+    scratch = tile.view(weight.dtype)
+    most = max(1, scratch.numel() // (inputs + outputs))
+    for start in range(0, views.x.shape[0], most):
+        part, result = views.x[start : start + most], views.out[start : start + most]
+        count = part.shape[0]
+        x = scratch[: count * inputs].view(count, inputs)  # [count, in]
+        out = scratch[count * inputs : count * (inputs + outputs)].view(outputs, count)  # [out, count]
+        x.copy_(part)
+        torch.mm(weight, x.t(), out=out)
+        result.copy_(out.t())
+
+
+def has_matrix_units() -> bool:
+    """Whether this CPU has units for products of bfloat16 matrices that torch's libraries use (AMX)."""
+    try:
+        return "amx_bf16" in Path("/proc/cpuinfo").read_text("ascii", "replace")
+    except OSError:
+        return False
+
+
+def _batches_pay(weights: list[torch.Tensor]) -> bool:
+    """Whether a batch of matrix-vector products is faster here than one; measured on a weight of the model's."""
+    tried = [weight for weight in weights if weight.shape[0] > 1 and weight.numel() >= MEASURED_ELEMENTS]
+    if not tried:
+        return True  # too small to tell, and to matter
+    weight = min(tried, key=torch.Tensor.numel)
+    batches, outputs, inputs = weight.shape
+    x = weight.new_ones(1, inputs)
+    out = weight.new_empty(batches, outputs, 1)
+    flat = weight.view(batches * outputs, inputs)
+    together = x.t().unsqueeze(0).expand(batches, inputs, 1)
+    batch, single = float("inf"), float("inf")
+    for _ in range(5):  # by turns, so that both see the same machine
+        start = time.perf_counter()
+        torch.bmm(weight, together, out=out)
+        middle = time.perf_counter()
+        torch.mv(flat, x[0], out=out.view(-1))
+        batch, single = min(batch, middle - start), min(single, time.perf_counter() - middle)
+    return batch < single
 
 
 def _batched(weight: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edged.executor.torch_linear import CpuLinear
+from edged.executor import torch_linear
+from edged.executor.torch_linear import CpuLinear, has_matrix_units
 from edged.executor.torch_views import (
     LinearViews,
     feature_major_view,
@@ -61,9 +62,31 @@ def test_products_are_those_of_fp64(rows, dtype, shape, layouts, threads):
     expected = views.x.double() @ weight.double().t() + bias.double()
     out = linear(views, layer)
     narrow = dtype in (torch.bfloat16, torch.float16) and rows <= NARROW_TOKENS
+    narrow = narrow or (dtype == torch.bfloat16 and has_matrix_units())
     bound = {torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype] if narrow else 1e-5
     assert out.shape == (rows, shape[0])
     assert (out.double() - expected).abs().max() / expected.abs().max() < bound
+
+
+@pytest.mark.parametrize("rows", [row for row in ROWS if row > NARROW_TOKENS])
+@pytest.mark.parametrize("layouts", [(input_view, output_view), (feature_major_view, input_view)])
+def test_matrix_units_multiply_what_others_widen(rows, layouts, monkeypatch):
+    monkeypatch.setattr(torch_linear, "has_matrix_units", lambda: True)
+    weight = torch.randn(96, 40, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    linear, layer, views = build(weight, None, rows, view_in=layouts[0], view_out=layouts[1])
+    expected = views.x.double() @ weight.double().t()
+    for exactly, least, most in ((False, 1e-4, 2e-2), (True, 0, 1e-5)):
+        views.out.fill_(float("nan"))
+        error = (linear(views, layer, exactly=exactly).double() - expected).abs().max() / expected.abs().max()
+        assert least <= error < most, "results are rounded to bfloat16 unless asked for exactly"
+
+
+@pytest.mark.parametrize("batch_is_faster", [True, False])
+def test_one_row_is_the_same_however_it_is_cut(batch_is_faster, monkeypatch, threads):
+    monkeypatch.setattr(torch_linear, "_batches_pay", lambda _: batch_is_faster)
+    weight = torch.randn(96, 40, generator=torch.Generator().manual_seed(1))
+    linear, layer, views = build(weight, None, 1)
+    torch.testing.assert_close(linear(views, layer), views.x @ weight.t())
 
 
 @pytest.mark.parametrize("rows", [1, 2])
