@@ -15,13 +15,9 @@ from edged.cli.terminal import say_error, show
 from edged.config import Config
 from edged.config_reader import ConfigFileError, parse_config, read_config
 from edged.memory.buffers import ModelPlan
-from edged.memory.ledger import (
-    Ledger,
-    compute_ledger,
-    largest_context_length,
-    largest_max_sequences,
-    model_bytes,
-)
+from edged.memory.fitting import largest_context_length, largest_max_sequences
+from edged.memory.ledger import Ledger, compute_ledger
+from edged.memory.model_rows import model_bytes
 from edged.models.architecture import Architecture
 from edged.units import format_size
 

@@ -13,7 +13,8 @@ from edged.config import ModelConfig
 from edged.errors import CheckpointError
 from edged.memory.available import available_memory
 from edged.memory.buffers import PAGE_TOKENS, ModelPlan
-from edged.memory.ledger import TORCH_RUNTIME, model_bytes
+from edged.memory.ledger import TORCH_RUNTIME
+from edged.memory.model_rows import model_bytes
 from edged.models.architecture import Architecture
 from edged.units import format_size
 

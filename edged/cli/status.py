@@ -12,7 +12,8 @@ from edged.cli.message_json import as_object
 from edged.cli.options import AddressOption, WaitOption, duration
 from edged.cli.status_tables import status_parts
 from edged.cli.terminal import say_error, show
-from edged.errors import Code, DeadlineError, EdgedError, UnavailableError, UnreachableError
+from edged.client.readiness import TURNED_AWAY
+from edged.errors import DeadlineError, EdgedError, UnavailableError, UnreachableError
 from edged.v1 import control_pb2
 
 
@@ -67,7 +68,7 @@ def command(
         except EdgedError as error:
             # Whatever does not answer GetStatus in time is no daemon that can be used; one that turns this caller away
             # may well serve others.
-            refused = error.code in (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
+            refused = error.code in TURNED_AWAY
             message = error.message
             if not isinstance(error, UnreachableError):
                 message = f"no status from edged at {client.address}: {message}"

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.05
 """Between two questions."""
-_LASTING = frozenset({Code.UNAUTHENTICATED, Code.PERMISSION_DENIED})
+TURNED_AWAY = frozenset({Code.UNAUTHENTICATED, Code.PERMISSION_DENIED})
+"""Codes of a daemon that is there and refuses this caller; asking again mends nothing."""
 
 
 class Readiness:
@@ -60,7 +61,7 @@ class Readiness:
         Raises:
             EdgedError: That error, where waiting mends nothing: the daemon is there and turns this caller away.
         """
-        if error.code in _LASTING:
+        if error.code in TURNED_AWAY:
             raise error
         # The last try's own short time says less than the state before it.
         if not isinstance(error, DeadlineError) or self._last is None:

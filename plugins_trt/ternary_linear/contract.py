@@ -12,9 +12,9 @@ from plugins_trt.contract import (
     check_array,
     check_at_least,
     check_rows,
-    check_workspace,
     round_up,
 )
+from plugins_trt.contract.linear import check_product_workspace, check_results
 from plugins_trt.ternary_linear.layout import BLOCK, GROUPS, TILE, blocks_of, check_sizes, tiles_of
 
 SLAB = 32
@@ -126,17 +126,15 @@ class TernaryLinear:
         check_rows("x", self.x, dtype, (None, None))
         check_array("out", self.out, dtype, (self.rows, None), alignment=2)
         check_weights(self.tiles, self.scales, self.inputs, self.outputs, gated=self.gated)
-        if tiles_of(self.outputs) != self.tiles.shape[0]:
-            raise LaunchError(
-                f"out: shape {self.out.shape}, must be of {self.tiles.shape[0]} tiles of {TILE} outputs"
-                f"{' (gate and up)' if self.gated else ''}"
-            )
-        if self.bias is not None:
-            check_array("bias", self.bias, dtype, (self.outputs,), alignment=2)
-        if self.residual is not None:
-            if self.gated:
-                raise LaunchError("residual: given, but gated outputs are no branch of the residual stream")
-            check_array("residual", self.residual, dtype, self.out.shape, alignment=2)
+        check_results(
+            self.out,
+            self.bias,
+            self.residual,
+            dtype=dtype,
+            tiles=self.tiles.shape[0],
+            tile=TILE,
+            gated=self.gated,
+        )
 
     @property
     def rows(self) -> int:
@@ -172,10 +170,7 @@ class TernaryLinear:
         plan = LinearPlan.of(
             rows=self.rows, outputs=self.outputs, inputs=self.inputs, multiprocessors=multiprocessors
         )
-        if plan.workspace_bytes:
-            if self.workspace is None:
-                raise LaunchError(f"workspace: missing, this product needs {plan.workspace_bytes} bytes")
-            check_workspace("workspace", self.workspace, plan.workspace_bytes)
+        check_product_workspace(self.workspace, plan.workspace_bytes)
         return plan
 
 

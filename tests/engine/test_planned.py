@@ -21,7 +21,8 @@ from edged.engine.provision import provide_model
 from edged.engine.shapes import EngineShapes
 from edged.engine.store import EngineStore
 from edged.memory.buffers import ModelPlan, step_buffers
-from edged.memory.ledger import compute_ledger, model_rows
+from edged.memory.ledger import compute_ledger
+from edged.memory.model_rows import model_rows
 from edged.memory.specs import ENGINE
 from edged.memory.tensorrt_buffers import estimated_context_bytes
 from edged.models.architecture import Architecture

@@ -13,7 +13,7 @@ from test_trees import alone, masks_of, path_to, random_tree, scattered, tree_ba
 from edged.config import ModelConfig
 from edged.errors import UnsupportedError
 from edged.memory.buffers import ModelPlan
-from edged.memory.ledger import model_rows, page_bytes
+from edged.memory.model_rows import model_rows, page_bytes
 from edged.models.architecture import Architecture
 from plugins_trt.quantized.reference import dequantize, quantize
 

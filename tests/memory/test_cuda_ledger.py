@@ -18,7 +18,8 @@ from edged.memory.cuda_buffers import (
     packed_workspace,
 )
 from edged.memory.cuda_ledger import CUDA_CONTEXT, CUDA_RUNTIME, graph_bytes
-from edged.memory.ledger import DEVICE, HOST, make_ledger, model_bytes, model_rows
+from edged.memory.ledger import make_ledger
+from edged.memory.model_rows import DEVICE, HOST, model_bytes, model_rows
 from edged.models.architecture import Architecture
 from plugins_trt.contract import SelectionRule
 from plugins_trt.w4a16_linear.contract import LinearPlan

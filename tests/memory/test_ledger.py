@@ -22,17 +22,9 @@ from edged.memory.buffers import (
     step_buffers,
     weight_buffers,
 )
-from edged.memory.ledger import (
-    attention_scratch,
-    compute_ledger,
-    largest_context_length,
-    largest_max_sequences,
-    make_ledger,
-    model_bytes,
-    model_rows,
-    plan_memory,
-    sampling_scratch,
-)
+from edged.memory.fitting import largest_context_length, largest_max_sequences
+from edged.memory.ledger import compute_ledger, make_ledger, plan_memory
+from edged.memory.model_rows import attention_scratch, model_bytes, model_rows, sampling_scratch
 from edged.models.architecture import Architecture
 
 if TYPE_CHECKING:

@@ -10,16 +10,8 @@ import pytest
 from edged.config import Config, MemoryConfig, ModelConfig
 from edged.errors import ConfigError, LedgerError
 from edged.memory.buffers import ModelPlan
-from edged.memory.ledger import (
-    EVICTABLE_MODELS,
-    SUSPENDED,
-    compute_ledger,
-    make_ledger,
-    model_bytes,
-    model_rows,
-    page_bytes,
-    plan_residency,
-)
+from edged.memory.ledger import EVICTABLE_MODELS, compute_ledger, make_ledger, plan_residency
+from edged.memory.model_rows import SUSPENDED, model_bytes, model_rows, page_bytes
 from edged.models.architecture import Architecture
 
 SMALL = {

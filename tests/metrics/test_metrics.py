@@ -21,7 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from edged import errors
 from edged.jetson import Board
-from edged.memory.ledger import Ledger, LedgerRow
+from edged.memory.ledger import Ledger
+from edged.memory.model_rows import LedgerRow
 from edged.metrics.collector import DaemonCollector
 from edged.metrics.exporter import Exporter
 from edged.metrics.requests import CHAT, RequestMetrics

@@ -21,7 +21,7 @@ from edged.config import ModelConfig
 from edged.errors import CheckpointError
 from edged.executor.torch_ternary import TernaryProduct, TernaryWeight
 from edged.memory.buffers import ModelPlan, weight_buffers
-from edged.memory.ledger import model_rows
+from edged.memory.model_rows import model_rows
 from edged.models.architecture import Architecture
 from edged.quantize.ternary_pack import pack_ternary
 

@@ -20,7 +20,7 @@ from edged.errors import CheckpointError
 from edged.executor.base import SamplingRow, StepBatch
 from edged.executor.torch_executor import TorchExecutor
 from edged.memory.buffers import ModelPlan
-from edged.memory.ledger import model_rows
+from edged.memory.model_rows import model_rows
 from edged.models.architecture import Architecture
 from edged.speculation.eagle_draft import EagleDraft
 from edged.speculation.expansion import CLASSES, PRIOR_RATES, grow
