@@ -11,6 +11,7 @@ import stat
 import sys
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ from edged.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from edged.cli.needs import Needs
 
 OK, NOTE, WARNING, FAILURE = "ok", "note", "warn", "FAIL"
 
@@ -67,7 +70,10 @@ def check_python() -> Iterator[Finding]:
 def check_packages() -> Iterator[Finding]:
     """What pip installed against what edged asks for."""
     try:
-        wanted = [item for item in requirements() if not item.extra]
+        # Where torch is left out, check_torch says whether it may be.
+        wanted = [
+            item for item in requirements() if not item.extra and (item.installed or item.name != "torch")
+        ]
     except metadata.PackageNotFoundError:
         yield Finding(
             "packages", FAILURE, "edged is not installed", "run: pip install -e . in the source tree"
@@ -85,27 +91,52 @@ def check_packages() -> Iterator[Finding]:
         yield Finding("packages", OK, f"edged {__version__} with all {len(wanted)}: {versions}")
 
 
-def check_torch(*, wants_gpu: bool) -> Iterator[Finding]:
-    """Run torch on the CPU and look for GPUs.
+def check_torch(needs: Needs) -> Iterator[Finding]:
+    """Run torch on the CPU and look for GPUs, as far as the models need either.
 
     Args:
-        wants_gpu: A model of the configuration runs on ``cuda``.
+        needs: What the models of the configuration need.
     """
     probe = probe_torch()
+    if "No module named 'torch'" in probe.problem:
+        yield _without_torch(needs)
+        return
+    level = FAILURE if needs.torch or not needs.known else WARNING
     if probe.problem:
-        yield Finding(
-            "torch", FAILURE, probe.problem, "run: pip install --force-reinstall torch, for this CPU"
-        )
+        yield Finding("torch", level, probe.problem, "run: pip install --force-reinstall torch, for this CPU")
         return
     facts = probe.facts
     text = f"{facts['version']}, {facts['cpu']}, {facts['threads']} threads"
     if not facts["right"]:
         yield Finding(
-            "torch", FAILURE, f"{text}: a matrix product is wrong", "run: pip install --force-reinstall torch"
+            "torch", level, f"{text}: a matrix product is wrong", "run: pip install --force-reinstall torch"
         )
         return
     yield Finding("torch", OK, text)
-    yield _gpu_finding(facts, wants_gpu=wants_gpu)
+    # A GPU that TensorRT alone needs is looked at by the checks of the hardware.
+    if needs.torch_gpu or not needs.gpu:
+        yield _gpu_finding(facts, wants_gpu=needs.torch_gpu)
+
+
+def _without_torch(needs: Needs) -> Finding:
+    """Whether this installation can do without torch."""
+    if needs.torch:
+        return Finding(
+            "torch",
+            FAILURE,
+            "not installed, and a model runs on it (executor: torch or auto)",
+            "install edged with torch (pip install torch), or write executor: tensorrt with device: cuda",
+        )
+    if needs.known:
+        return Finding("torch", OK, "not installed; executor: tensorrt needs none")
+    if any(find_spec(name) is not None for name in ("tensorrt", "tensorrt_rtx")):
+        return Finding("torch", NOTE, "not installed: models need executor: tensorrt here")
+    return Finding(
+        "torch",
+        FAILURE,
+        "not installed, and TensorRT is not either: no model can run",
+        "install edged with torch (pip install torch), or TensorRT (on a Jetson: apt-get install python3-libnvinfer)",
+    )
 
 
 def _gpu_finding(facts: dict[str, Any], *, wants_gpu: bool) -> Finding:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from edged.checkpoint.safetensors_files import WeightFiles
 from edged.checkpoint.tokenizer import Tokenizer
 from edged.cli.checks import FAILURE, OK, WARNING, Finding
+from edged.cli.needs import Needs
 from edged.cli.service_checks import check_listen, check_places
 from edged.config_reader import ConfigFileError, read_config
 from edged.errors import EdgedError
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
     from edged.config import Config, ModelConfig
 
 
-def check_config(path: Path) -> tuple[list[Finding], bool]:
+def check_config(path: Path) -> tuple[list[Finding], Needs]:
     """What there is to say about a configuration file.
 
     Returns:
-        The findings, and whether a model of it runs on ``cuda``.
+        The findings, and what its models need of this machine.
     """
     try:
         config = read_config(path)
@@ -40,7 +41,7 @@ def check_config(path: Path) -> tuple[list[Finding], bool]:
             )
             for fault in error.faults
         ]
-        return faults, False
+        return faults, Needs()
     names = [model.name for model in config.models]
     findings = [Finding("configuration", OK, f"{path}, models: {', '.join(names)}")]
     sound = True
@@ -51,7 +52,7 @@ def check_config(path: Path) -> tuple[list[Finding], bool]:
     findings += [*check_listen(config.listen), *check_places(config)]
     if sound:
         findings += _check_budget(config)
-    return findings, any(model.device == "cuda" for model in config.models)
+    return findings, Needs.of(config.models)
 
 
 def _check_model(model: ModelConfig) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from edged.cli import checks
 from edged.cli.checks import FAILURE, NOTE, OK, WARNING, Finding
 from edged.cli.exit_codes import ExitCode
 from edged.cli.hardware_checks import check_hardware
+from edged.cli.needs import Needs
 from edged.cli.options import AddressOption
 from edged.cli.service_checks import check_unit
 from edged.cli.terminal import show
@@ -63,15 +64,15 @@ def examine(config: Path | None, address: str | None) -> list[Finding]:
         address: Where the daemon should be; None looks at the default place.
     """
     findings = [*checks.check_python(), *checks.check_packages()]
-    wants_gpu = False
+    needs = Needs()
     config_findings: list[Finding] = []
     if config is not None:
         # numpy, tokenizers and gguf: the doctor has to work where one of them is what is broken.
         from edged.cli.config_checks import check_config  # noqa: PLC0415
 
-        config_findings, wants_gpu = check_config(config.expanduser())
-    findings += checks.check_torch(wants_gpu=wants_gpu)
-    findings += check_hardware(wants_gpu=wants_gpu)
+        config_findings, needs = check_config(config.expanduser())
+    findings += checks.check_torch(needs)
+    findings += check_hardware(needs)
     findings += [*checks.check_memory(), *checks.check_limits(), *checks.check_disk()]
     findings += [*checks.check_socket(address), *check_unit()]
     if config is None:

@@ -18,6 +18,7 @@ from edged.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from edged.cli.needs import Needs
     from edged.jetson import Board
 
 _PROBE_SECONDS = 60.0
@@ -51,13 +52,14 @@ _CUDA_REMEDIES = {
 }
 
 
-def check_hardware(*, wants_gpu: bool, root: Path = Path("/")) -> Iterator[Finding]:
+def check_hardware(needs: Needs, root: Path = Path("/")) -> Iterator[Finding]:
     """Everything about GPU, board and power.
 
     Args:
-        wants_gpu: A model of the configuration runs on a GPU.
+        needs: What the models of the configuration need.
         root: Where the file system begins.
     """
+    wants_gpu = needs.gpu
     board = read_board(root)
     jetson = is_jetson(root)
     has_gpu = jetson or any((root / "dev" / name).exists() for name in _DESKTOP_NODES)
@@ -66,8 +68,8 @@ def check_hardware(*, wants_gpu: bool, root: Path = Path("/")) -> Iterator[Findi
         yield from check_nodes(root, jetson=jetson, wants_gpu=wants_gpu)
     if has_gpu or wants_gpu:
         yield from check_cuda(wants_gpu=wants_gpu)
-        for module, why in (("tensorrt", "executor: tensorrt"), ("pycuda", "models on a GPU")):
-            yield check_module(module, why, wants_gpu=wants_gpu)
+        yield check_module("tensorrt", "executor: tensorrt", wanted=needs.tensorrt)
+        yield check_module("pycuda", "models on a GPU", wanted=wants_gpu)
     if board is not None:
         yield from check_board(board)
     yield from check_power(root)
@@ -144,18 +146,23 @@ def check_cuda(*, wants_gpu: bool) -> Iterator[Finding]:
         yield Finding("cuda", OK, f"the driver is for CUDA {version}")
 
 
-def check_module(module: str, why: str, *, wants_gpu: bool) -> Finding:
+def check_module(module: str, why: str, *, wanted: bool) -> Finding:
     """A Python package of the GPU's, imported in a process of its own."""
     output, problem = _run(_MODULE_PROBE, module)
+    if module == "tensorrt" and "No module named" in problem:  # TensorRT for RTX does as well
+        output, other = _run(_MODULE_PROBE, "tensorrt_rtx")
+        if "No module named" not in other:
+            module, problem = "tensorrt_rtx", other
     if not problem:
         return Finding(module, OK, output or "there")
     missing = "No module named" in problem
     remedy = {
         "tensorrt": "on a Jetson: apt-get install python3-libnvinfer, and a venv with --system-site-packages; else: "
         "pip install tensorrt",
+        "tensorrt_rtx": "pip install --force-reinstall tensorrt-rtx",
         "pycuda": "pip install pycuda, with /usr/local/cuda/bin in PATH and CUDA_ROOT=/usr/local/cuda",
     }[module]
-    level = NOTE if missing and not wants_gpu else WARNING
+    level = FAILURE if wanted else NOTE if missing else WARNING
     return Finding(module, level, f"{'not installed' if missing else problem}; needed for {why}", remedy)
 
 

@@ -23,8 +23,8 @@ def choose_executor(config: ModelConfig) -> str:
     """Name of the executor that runs a model: its own choice, or for ``auto`` the first that has its device.
 
     Raises:
-        ConfigError: There is no such executor, none that runs on the device, no such device, or keys of ``attention``
-            that would have no effect.
+        ConfigError: There is no such executor, none that runs on the device, no such device, no torch for it, or keys of
+            ``attention`` that would have no effect.
     """
     if config.executor != "auto" and config.executor not in _DEVICES:
         raise ConfigError(
@@ -38,6 +38,12 @@ def choose_executor(config: ModelConfig) -> str:
             f"model {config.name}: dense_below, top_k, window and init_blocks have no effect with attention mode "
             f"{attention.mode}: write mode: sparse, or leave them out",
             field="attention",
+        )
+    if config.executor != "tensorrt" and find_spec("torch") is None:
+        raise ConfigError(
+            f"model {config.name}: executor {config.executor} needs torch, which is not installed: pip install torch, or "
+            "write executor: tensorrt with device: cuda",
+            field="executor",
         )
     if config.device == "cuda":
         _check_cuda(config)

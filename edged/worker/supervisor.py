@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from typing import TYPE_CHECKING
 
 from edged.errors import (
@@ -42,6 +41,7 @@ from edged.worker.messages import (
 )
 from edged.worker.model_states import ModelStates
 from edged.worker.open_requests import OpenRequests
+from edged.worker.outlook import Outlook
 from edged.worker.process import ENGINE_COMMAND, EngineProcess
 from edged.worker.queries import Queries
 from edged.worker.restarts import RestartPolicy
@@ -55,8 +55,6 @@ if TYPE_CHECKING:
 
 _log = get_logger("supervisor")
 
-_FIRST_LOAD_SECONDS = 5.0
-"""What a client is told to wait for before any engine has loaded."""
 _SHUTDOWN_SECONDS = 2.0
 """An engine that was told to shut down has this long before it is killed."""
 
@@ -102,8 +100,7 @@ class Supervisor:
         self._policy = RestartPolicy()
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
-        self._load_seconds = _FIRST_LOAD_SECONDS
-        self._expected_at = 0.0
+        self._outlook = Outlook()
         self._watch = self._new_watch()
         self._alive_callbacks: list[Callable[[], None]] = []
         self._queries = Queries()
@@ -248,15 +245,7 @@ class Supervisor:
 
     def _unavailable(self) -> UnavailableError:
         """Why a request is not taken, and when it would be."""
-        if self._keeper.now is State.FAILED:
-            return UnavailableError(f"the engine cannot be started: {self.last_error}")
-        if self._keeper.now is State.DRAINING:
-            return UnavailableError(
-                "the daemon stops and takes no new requests", retry_seconds=self._load_seconds
-            )
-        wait = max(0.5, self._expected_at - time.monotonic())
-        what = "loads its models" if self._keeper.now is State.LOADING else "starts again"
-        return UnavailableError(f"the engine {what}: try again in {wait:.1f} s", retry_seconds=wait)
+        return self._outlook.refusal(self._keeper.now, self.last_error)
 
     # The engine's life
 
@@ -271,7 +260,7 @@ class Supervisor:
                 if delay is None:
                     self._keeper.set(State.FAILED)
                     return
-                self._expected_at = time.monotonic() + delay + self._load_seconds
+                self._outlook.expect(delay)
                 self._keeper.set(State.RESTARTING)
                 _log.warning("the engine starts again", why=self.last_error, delay_seconds=delay)
                 with contextlib.suppress(asyncio.TimeoutError):
@@ -307,7 +296,7 @@ class Supervisor:
     async def _run_engine(self) -> None:
         """Start one engine and see it to its end."""
         watch = self._watch = self._new_watch()
-        self._expected_at = watch.begun + self._load_seconds
+        self._outlook.expect()
         try:
             engine = await EngineProcess.start(
                 self._config, self._receive, self._command, load=self._residency.loaded
@@ -355,7 +344,7 @@ class Supervisor:
     def _become_unavailable(self) -> None:
         """The engine is gone or about to go, and a new one comes."""
         if not self._stopping.is_set():
-            self._expected_at = time.monotonic() + self._load_seconds
+            self._outlook.expect()
             self._keeper.set(State.RESTARTING)
 
     def _forget_models(self) -> None:
@@ -366,13 +355,7 @@ class Supervisor:
     def _lose_requests(self, why: str) -> None:
         """End every open request because no engine is left to do it."""
         self._queries.fail_all(self._unavailable)
-        if self._stopping.is_set():
-            stopped = "the daemon stops and has cut the request off; send it again once the daemon runs"
-            self._requests.fail_all(lambda: UnavailableError(stopped))
-            return
-        wait = max(0.5, self._expected_at - time.monotonic())
-        message = f"{why}: the request is lost, try again in {wait:.1f} s"
-        self._requests.fail_all(lambda: UnavailableError(message, retry_seconds=wait))
+        self._requests.fail_all(self._outlook.loss(why, stopping=self._stopping.is_set()))
 
     def _receive(self, message: ToDaemon) -> None:
         """Act on one message of the engine."""
@@ -396,6 +379,6 @@ class Supervisor:
         """The engine has loaded everything."""
         self._states.note(message.models)
         self.loading = {}
-        self._load_seconds = self._watch.serve()
+        self._outlook.note_load(self._watch.serve())
         if not self._stopping.is_set() and not self._watch.hung:
             self._keeper.set(State.SERVING)

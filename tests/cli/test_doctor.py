@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,8 @@ from edged.cli import checks, machine
 from edged.cli import requirements as packages
 from edged.cli.exit_codes import ExitCode
 from edged.cli.machine import TorchProbe, meminfo, probe_torch
+from edged.cli.needs import Needs
+from edged.config import ModelConfig
 
 
 def findings(edgectl, *arguments, **options):
@@ -115,7 +118,7 @@ GPU = ["NVIDIA RTX A4000", [8, 6], 16 * 2**30]
 @pytest.mark.parametrize(
     ("probe", "device", "wants_gpu", "expected"),
     [
-        (TorchProbe({}, "No module named 'torch'"), False, False, (["FAIL"], "No module named 'torch'")),
+        (TorchProbe({}, "ImportError: libtorch.so"), False, False, (["FAIL"], "ImportError: libtorch.so")),
         (TorchProbe(facts(right=False)), False, False, (["FAIL"], "a matrix product is wrong")),
         (TorchProbe(facts()), False, False, (["ok", "note"], "none; models run on the CPU")),
         (TorchProbe(facts()), True, False, (["ok", "warn"], "torch (CUDA 13.0) cannot use it")),
@@ -129,9 +132,41 @@ def test_torch_and_gpu(monkeypatch, probe, device, wants_gpu, expected):
     monkeypatch.setattr(checks, "probe_torch", lambda: probe)
     monkeypatch.setattr(checks, "has_nvidia_device", lambda: device)
     levels, text = expected
-    found = list(checks.check_torch(wants_gpu=wants_gpu))
+    found = list(checks.check_torch(Needs(gpu=wants_gpu, torch=True, torch_gpu=wants_gpu, known=True)))
     assert [finding.level for finding in found] == levels
     assert text in found[-1].found
+
+
+TORCH_MODEL = ModelConfig(name="a", path=Path("a"))
+ENGINE = ModelConfig(name="b", path=Path("b"), executor="tensorrt", device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("models", "tensorrt", "level", "text"),
+    [
+        ([TORCH_MODEL], True, "FAIL", "a model runs on it"),
+        ([TORCH_MODEL, ENGINE], True, "FAIL", "a model runs on it"),
+        ([ENGINE], True, "ok", "needs none"),
+        (None, True, "note", "models need executor: tensorrt"),
+        (None, False, "FAIL", "no model can run"),
+    ],
+)
+def test_torch_may_be_missing_where_no_model_needs_it(monkeypatch, models, tensorrt, level, text):
+    monkeypatch.setattr(checks, "probe_torch", lambda: TorchProbe({}, "No module named 'torch'"))
+    monkeypatch.setattr(checks, "find_spec", lambda _name: object() if tensorrt else None)
+    (found,) = checks.check_torch(Needs() if models is None else Needs.of(models))
+    assert found.level == level
+    assert text in found.found
+    assert found.remedy or level != "FAIL"
+
+
+def test_a_torch_for_the_cpu_alone_does_not_matter_to_tensorrt(monkeypatch):
+    monkeypatch.setattr(checks, "probe_torch", lambda: TorchProbe(facts(built_for_cuda=None)))
+    monkeypatch.setattr(checks, "has_nvidia_device", lambda: True)
+    assert [found.level for found in checks.check_torch(Needs.of([ENGINE]))] == ["ok"]
+    assert [found.level for found in checks.check_torch(Needs.of([TORCH_MODEL]))] == ["ok", "warn"]
+    monkeypatch.setattr(checks, "probe_torch", lambda: TorchProbe({}, "ImportError: libtorch.so"))
+    assert [found.level for found in checks.check_torch(Needs.of([ENGINE]))] == ["warn"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from fixtures.pki import Authority
 from edged.cli import hardware_checks, service_checks
 from edged.cli.checks import FAILURE, NOTE, OK, WARNING
 from edged.cli.main import main
+from edged.cli.needs import Needs
 from edged.cli.support_bundle import without_secrets
 from edged.config import ListenConfig, SocketConfig, TlsConfig
 from edged.errors import InvalidArgumentError
@@ -32,7 +33,7 @@ def no_processes(monkeypatch):
 
 
 def findings(root, *, wants_gpu=False):
-    found = list(hardware_checks.check_hardware(wants_gpu=wants_gpu, root=root))
+    found = list(hardware_checks.check_hardware(Needs(gpu=wants_gpu), root=root))
     for finding in found:
         assert finding.remedy or finding.level in (OK, NOTE), finding
     return {(finding.check, finding.level): f"{finding.found} -> {finding.remedy}" for finding in found}
@@ -96,13 +97,24 @@ def test_every_way_that_cuda_fails_has_a_remedy(no_processes, code):
 
 def test_missing_packages_are_notes_until_a_model_needs_them(no_processes):
     no_processes["module"] = ("", "ModuleNotFoundError: No module named 'pycuda'")
-    assert hardware_checks.check_module("pycuda", "x", wants_gpu=False).level == NOTE
-    assert hardware_checks.check_module("pycuda", "x", wants_gpu=True).level == WARNING
+    assert hardware_checks.check_module("pycuda", "x", wanted=False).level == NOTE
+    assert hardware_checks.check_module("pycuda", "x", wanted=True).level == FAILURE
+    no_processes["module"] = ("", "ImportError: libcudart.so.12: cannot open")
+    assert hardware_checks.check_module("pycuda", "x", wanted=False).level == WARNING
+
+
+@pytest.mark.parametrize("other", ["", "No module named 'tensorrt_rtx'", "OSError: libtensorrt_rtx.so.1"])
+def test_tensorrt_for_rtx_is_a_tensorrt(monkeypatch, other):
+    said = {"tensorrt": "No module named 'tensorrt'", "tensorrt_rtx": other}
+    monkeypatch.setattr(hardware_checks, "_run", lambda _code, module: ("1.7", said[module]))
+    found = hardware_checks.check_module("tensorrt", "x", wanted=True)
+    assert found.level == (FAILURE if other else OK)
+    assert found.check == ("tensorrt" if "No module" in other else "tensorrt_rtx")
 
 
 def test_the_probes_end_well_on_this_machine():
     assert list(hardware_checks.check_cuda(wants_gpu=False))
-    assert hardware_checks.check_module("json", "x", wants_gpu=False).level == OK
+    assert hardware_checks.check_module("json", "x", wanted=False).level == OK
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may use every node")

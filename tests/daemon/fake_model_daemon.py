@@ -17,6 +17,7 @@ from edged.worker.supervisor import Supervisor
 
 ENGINE = Path(__file__).resolve().parent.parent / "worker" / "fake_engine.py"
 
+daemon.choose_executor = lambda _model: "fake"  # which needs no torch
 daemon.Supervisor = functools.partial(
     Supervisor, command=(sys.executable, str(ENGINE), os.environ["FAKE_ENGINE"])
 )
