@@ -124,12 +124,19 @@ def _check_speculation(model: ModelConfig, path: str, report: Report) -> None:
     for key in ("draft", "token_map"):
         if not eagle and getattr(speculation, key) is not None and report.sound(f"{path}.{key}"):
             report.refuse(f"{path}.{key}", f"has no effect with method: {speculation.method}", "remove it")
-    if model.device == "cuda" and speculation.method != "off" and report.sound(f"{path}.method"):
-        report.refuse(
-            f"{path}.method",
-            f"found {speculation.method} with device: cuda, whose executor verifies no drafts yet",
-            "write method: off, or device: cpu",
-        )
+    if speculation.method != "off" and report.sound(f"{path}.method"):
+        if model.executor == "tensorrt":
+            report.refuse(
+                f"{path}.method",
+                f"found {speculation.method} with executor: tensorrt, which verifies no drafts yet",
+                "write method: off, or executor: torch",
+            )
+        elif eagle and model.device == "cuda":
+            report.refuse(
+                f"{path}.method",
+                "found eagle with device: cuda, which runs no draft models yet",
+                "write method: prompt_lookup or off, or device: cpu",
+            )
 
 
 _ROPE_KEYS = {

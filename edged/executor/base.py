@@ -109,6 +109,13 @@ class ExecutorLimits:
     """KV pages in the pool."""
     vocabulary: int
     """Number of token ids with a logit."""
+    max_tree_tokens: int | None = None
+    """Most tokens in one step that brings trees; None: as many as in any."""
+
+    @property
+    def tree_tokens(self) -> int:
+        """Most tokens in one step that brings trees."""
+        return self.max_step_tokens if self.max_tree_tokens is None else self.max_tree_tokens
 
 
 Progress = Callable[[str, int, int], None]

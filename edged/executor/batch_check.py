@@ -35,15 +35,17 @@ def check_batch(batch: StepBatch, limits: ExecutorLimits) -> None:
         if len(table) < pages[index]:
             raise InternalError(f"sequence {index} needs {pages[index]} pages, its table has {len(table)}")
     if batch.tree_masks is not None:
-        _check_trees(batch, tokens)
+        _check_trees(batch, tokens, limits.tree_tokens)
 
 
-def _check_trees(batch: StepBatch, tokens: int) -> None:
+def _check_trees(batch: StepBatch, tokens: int, most: int) -> None:
     """Hold every tree to what the contract says of one."""
     masks = batch.tree_masks
     assert masks is not None, "asked of a step with trees"  # noqa: S101
     if len(masks) != tokens:
         raise InternalError(f"tree_masks has {len(masks)} words for {tokens} tokens")
+    if tokens > most:
+        raise InternalError(f"a step with trees takes at most {most} tokens, this one has {tokens}")
     needed = set(batch.logit_rows.tolist())
     starts, lengths, words = batch.sequence_starts.tolist(), batch.lengths.tolist(), masks.tolist()
     for sequence, length in enumerate(lengths):

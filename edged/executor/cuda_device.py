@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from edged.errors import UnsupportedError
+from edged.memory.cuda_buffers import tree_sizes
 from plugins_trt.argmax.launch import Argmaxer
 from plugins_trt.attention.launch import Attender
+from plugins_trt.commit.launch import Committer
 from plugins_trt.embedding.launch import Embedder
 from plugins_trt.registry import Kernels, KernelsError
 from plugins_trt.rms_norm.launch import RmsNormalizer
@@ -19,6 +21,7 @@ from plugins_trt.sample.launch import Sampler
 from plugins_trt.silu_mul.launch import SiluMultiplier
 from plugins_trt.skinny_linear.launch import SkinnyLinearMultiplier
 from plugins_trt.ternary_linear.launch import TernaryMultiplier, TernaryWidener
+from plugins_trt.verify_tree.launch import TreeVerifier
 from plugins_trt.w4a16_linear.launch import W4A16Multiplier
 from plugins_trt.w4a16_widen.launch import W4A16Widener
 
@@ -32,12 +35,14 @@ if TYPE_CHECKING:
     from edged.memory.buffers import ModelPlan
     from plugins_trt.argmax.contract import Argmax
     from plugins_trt.attention.contract import Attention
+    from plugins_trt.commit.contract import Commit
     from plugins_trt.embedding.contract import Embedding
     from plugins_trt.rms_norm.contract import RmsNorm
     from plugins_trt.sample.contract import Sample
     from plugins_trt.silu_mul.contract import SiluMul
     from plugins_trt.skinny_linear.contract import SkinnyGated, SkinnyLinear
     from plugins_trt.ternary_linear.contract import TernaryLinear, TernaryWiden
+    from plugins_trt.verify_tree.contract import VerifyTree
     from plugins_trt.w4a16_linear.contract import W4A16Linear
     from plugins_trt.w4a16_widen.contract import W4A16Widen
 
@@ -59,6 +64,8 @@ class StepKernels:
     packed: Callable[[W4A16Linear | TernaryLinear], None]
     """Of a model's packed weights, which are of one kind; and so is what follows."""
     widen: Callable[[W4A16Widen | TernaryWiden], None]
+    verify: Callable[[VerifyTree], None]
+    commit: Callable[[Commit], None]
 
 
 class Device(Protocol):
@@ -216,6 +223,7 @@ class CudaDevice:
                 kv_dtype=plan.quantized_kv,
             )
             packed, widen = self._packed_kernels(plan)
+            verify, keep = self._tree_kernels(plan)
         except KernelsError as error:
             raise UnsupportedError(f"device: cuda: {error}", field="device") from error
         return StepKernels(
@@ -229,6 +237,8 @@ class CudaDevice:
             sample=lambda args: draw(args, stream),
             packed=lambda args: packed(args, stream),
             widen=lambda args: widen(args, stream),
+            verify=lambda args: verify(args, stream),
+            commit=lambda args: keep(args, stream),
         )
 
     def _packed_kernels(self, plan: ModelPlan) -> tuple[Any, Any]:
@@ -251,6 +261,18 @@ class CudaDevice:
         )
         return multiply, W4A16Widener(find("w4a16_widen"), dtype=plan.dtype)
 
+    def _tree_kernels(self, plan: ModelPlan) -> tuple[Any, Any]:
+        """Those that verify trees and keep their paths: a model without any loads none."""
+        if not tree_sizes(plan):
+            return _absent, _absent
+        keep = Committer(
+            self._kernels.operator("commit"),
+            dtype=plan.dtype,
+            head_dim=plan.architecture.head_dim,
+            kv_dtype=plan.quantized_kv,
+        )
+        return TreeVerifier(self._kernels.operator("verify_tree")), keep
+
     def close(self) -> None:
         """Drop the graphs and leave the context."""
         self.synchronize()
@@ -270,4 +292,4 @@ class CudaDevice:
 
 
 def _absent(*_: object) -> None:
-    raise AssertionError("a model without packed weights has no such product")
+    raise AssertionError("a model without packed weights has no such product, one without drafts no trees")

@@ -18,14 +18,16 @@ import numpy as np
 import torch
 
 from edged.errors import LedgerError
-from edged.executor.base import Executor, ExecutorLimits
+from edged.executor.base import OFF_PATH, Executor, ExecutorLimits
 from edged.executor.batch_check import check_batch, check_sampling
 from edged.executor.cuda_operators import CudaOperators
 from edged.executor.cuda_packed import PackedLoader
 from edged.executor.cuda_staging import Staging
+from edged.executor.cuda_trees import TreeSteps
 from edged.executor.host_sampler import draw as draw_on_host
 from edged.executor.page_copies import PageCopies
 from edged.executor.torch_buffers import allocate
+from edged.executor.torch_tree import accepted_paths, parent_rows
 from edged.executor.torch_weights import read_weights
 from edged.memory.buffers import ModelPlan, step_buffers, weight_buffers
 from edged.memory.cuda_buffers import (
@@ -33,13 +35,13 @@ from edged.memory.cuda_buffers import (
     attention_workspace,
     bucket_sizes,
     has_dense_graph,
-    logit_rows,
+    most_logit_rows,
+    most_tree_tokens,
 )
 from edged.models.architecture import Architecture
 from edged.models.decoder import Decoder
 from plugins_trt.argmax.contract import Argmax
 from plugins_trt.contract import DeviceArray
-from plugins_trt.sample.contract import Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from edged.config import ModelConfig
     from edged.executor.base import ByteArray, FloatArray, Int32Array, Progress, SamplingRow, StepBatch
     from edged.executor.cuda_device import Device, StepKernels
+    from edged.executor.cuda_trees import TreeBucket
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class CudaExecutor(Executor):
             context_length=plan.context_length,
             pages=plan.pages,
             vocabulary=plan.architecture.vocabulary,
+            max_tree_tokens=most_tree_tokens(plan),
         )
         self.buffers: dict[str, torch.Tensor] = {}
         """Every tensor that lives as long as the executor, by the name of its spec."""
@@ -125,16 +129,20 @@ class CudaExecutor(Executor):
         self._kernels: StepKernels = self.device.kernels(plan)
         self._decoder = Decoder(plan.architecture, self.buffers)
         self._staging = Staging(plan, self.device.host_words(len(self.buffers["step"])))
-        rows = logit_rows(plan, bucket_sizes(plan)[-1])
-        self._drawn = self.device.host_words(rows)
+        self._drawn = self.device.host_words(most_logit_rows(plan))
         self._logits = self.device.host_words(plan.architecture.vocabulary).view(np.float32)
         self._pages = PageCopies(self.buffers)
+        self._trees = TreeSteps(
+            plan, self.buffers, self.device, self._kernels, decoder=self._decoder, drawn=self._drawn
+        )
         self._capture_buckets(progress)
 
     def step(self, batch: StepBatch) -> Int32Array:
         """Run one step and draw a token for each needed row, int32 [R]."""
         check_batch(batch, self._limits)
         check_sampling(batch)
+        if has_trees(batch):
+            return self._step_of_trees(batch)
         bucket = self._bucket_of(len(batch.token_ids))
         needed = batch.logit_rows
         if len(needed) > bucket.rows:
@@ -155,17 +163,53 @@ class CudaExecutor(Executor):
     def logits(self, batch: StepBatch) -> FloatArray:
         """Run one step and return the needed rows' logits, fp32 [R, V]."""
         check_batch(batch, self._limits)
-        bucket, needed = self._bucket_of(len(batch.token_ids)), batch.logit_rows
-        if len(needed) > bucket.rows:
-            return self._logits_of_every_row(batch, bucket.tokens)
-        places = self._stage(batch, bucket)
-        self.device.upload(self.buffers["step"], self._staging.words)
-        self._replay(bucket, batch)
+        needed = batch.logit_rows
+        if has_trees(batch):
+            places = needed
+            self._run_trees(batch, verify=False)
+        else:
+            bucket = self._bucket_of(len(batch.token_ids))
+            if len(needed) > bucket.rows:
+                return self._logits_of_every_row(batch, bucket.tokens)
+            places = self._stage(batch, bucket)
+            self.device.upload(self.buffers["step"], self._staging.words)
+            self._replay(bucket, batch)
         result = np.empty((len(needed), self._limits.vocabulary), np.float32)
         for index, place in enumerate(places.tolist()):
             result[index] = self._fetch_logits(place)
         self.device.synchronize()
         return result
+
+    def _step_of_trees(self, batch: StepBatch) -> Int32Array:
+        """Verify a step's trees; what the host has to draw it draws along the paths, which it then keeps."""
+        left = self._run_trees(batch, verify=True)
+        self.device.synchronize()
+        drawn: Int32Array = self._drawn[batch.logit_rows]
+        if all(row.simple for row in batch.sampling):
+            return drawn
+        parents, on_path = parent_rows(batch), [True] * len(drawn)
+        for index, row in enumerate(batch.sampling):
+            token = int(batch.logit_rows[index])
+            if index in parents:
+                parent = parents[index]
+                on_path[index] = on_path[parent] and bool(drawn[parent] == batch.token_ids[token])
+            if not row.simple:
+                drawn[index] = self._draw_on_host(token, row) if on_path[index] else OFF_PATH
+        if left:
+            paths = accepted_paths(batch, drawn)
+            self._trees.keep({index: paths[index] for index in left}, len(batch.lengths))
+        return drawn
+
+    def _run_trees(self, batch: StepBatch, *, verify: bool) -> list[int]:
+        """Enqueue a step of trees; return the sequences whose paths are left for the host to choose."""
+        bucket = self._trees.bucket_of(len(batch.token_ids))
+        self._staging.write(batch, bucket.tokens)
+        left = self._staging.write_trees(batch, bucket.tokens, verify=verify)
+        drawn = len(batch.logit_rows) if verify else 0
+        self._staging.write_sampling(batch.logit_rows[:drawn], batch.sampling[:drawn])
+        self.device.upload(self.buffers["step"], self._staging.words)
+        self._replay(bucket, batch)
+        return left
 
     @property
     def page_bytes(self) -> int:
@@ -187,7 +231,7 @@ class CudaExecutor(Executor):
     def close(self) -> None:
         """Drop graphs and buffers, and leave the device."""
         self._buckets: tuple[Bucket, ...] = ()
-        for name in ("_kernels", "_decoder", "_staging", "_pages"):
+        for name in ("_kernels", "_decoder", "_staging", "_pages", "_trees"):
             self.__dict__.pop(name, None)
         self.buffers = {}
         device = self.__dict__.pop("device", None)
@@ -237,6 +281,7 @@ class CudaExecutor(Executor):
             if rows not in draws:
                 draws[rows] = self.device.capture(partial(self._draw, operators))
             buckets.append(Bucket(tokens, rows, replay, replay_dense, draws[rows]))
+        self._trees.capture(progress)
         self.device.synchronize()
         assert not arrived.any(), "selection leaves its counters at zero"  # noqa: S101
         progress("capturing graphs", len(sizes), len(sizes))
@@ -253,20 +298,10 @@ class CudaExecutor(Executor):
     def _draw(self, operators: CudaOperators) -> None:
         """What follows where a row has a temperature."""
         drawn = self.buffers["drawn"][: operators.rows]
-        data, of = operators.data, DeviceArray.of
-        self._kernels.sample(
-            Sample(
-                logits=of(operators.logits_out),
-                temperatures=of(data.temperatures),
-                top_ks=of(data.top_ks),
-                top_ps=of(data.top_ps),
-                numbers=of(data.numbers),
-                ids=of(drawn),
-            )
-        )
+        self._kernels.sample(operators.sampling(drawn))
         self.device.download(self._drawn[: operators.rows], drawn)
 
-    def _replay(self, bucket: Bucket, batch: StepBatch) -> None:
+    def _replay(self, bucket: Bucket | TreeBucket, batch: StepBatch) -> None:
         """Enqueue a staged step."""
         rule = self.plan.selection
         if rule is None or int(batch.positions.max()) + 1 < rule.dense_below:
@@ -309,6 +344,11 @@ class CudaExecutor(Executor):
                 operators.one_row_of_logits(hidden, self._decoder.head, self.plan.architecture.logit_divisor)
                 result[index] = self._fetch_logits(0)
         return result
+
+
+def has_trees(batch: StepBatch) -> bool:
+    """Whether a step brings a tree with more than its root, which is a token like any other."""
+    return batch.tree_masks is not None and len(batch.token_ids) > len(batch.lengths)
 
 
 def _open_gpu() -> Device:

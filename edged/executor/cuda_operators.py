@@ -15,6 +15,7 @@ from plugins_trt.attention.contract import Attention
 from plugins_trt.contract import Batch, DeviceArray
 from plugins_trt.embedding.contract import Embedding
 from plugins_trt.rms_norm.contract import RmsNorm
+from plugins_trt.sample.contract import Sample
 from plugins_trt.silu_mul.contract import SiluMul
 
 if TYPE_CHECKING:
@@ -47,10 +48,14 @@ class StepData:
     top_ks: torch.Tensor  # int32 [R]
     top_ps: torch.Tensor  # float64 [R]
     numbers: torch.Tensor  # float64 [R]
+    masks: torch.Tensor | None  # int64 [T], where trees are verified
+    given: torch.Tensor  # int32 [S], likewise
 
     @classmethod
-    def of(cls, plan: ModelPlan, step: torch.Tensor, tokens: int, rows: int) -> StepData:
-        """Views of the buffer ``step`` for a bucket of ``tokens`` and ``rows`` of logits."""
+    def of(
+        cls, plan: ModelPlan, step: torch.Tensor, tokens: int, rows: int, *, trees: bool = False
+    ) -> StepData:
+        """Views of the buffer ``step`` for a bucket of ``tokens``, maybe of ``trees``, and ``rows`` of logits."""
         at = StepLayout.of(plan)
 
         def part(start: int, count: int) -> torch.Tensor:
@@ -68,6 +73,8 @@ class StepData:
             top_ks=part(at.top_ks, rows),
             top_ps=part(at.top_ps, 2 * rows).view(torch.float64),
             numbers=part(at.numbers, 2 * rows).view(torch.float64),
+            masks=part(at.masks, 2 * tokens).view(torch.int64) if trees else None,
+            given=part(at.given, plan.max_sequences if trees else 0),
         )
 
     @property
@@ -78,6 +85,7 @@ class StepData:
             lengths=_of(self.lengths),
             page_tables=_of(self.tables),
             positions=_of(self.positions),
+            tree_masks=None if self.masks is None else _of(self.masks),
         )
 
 
@@ -91,6 +99,7 @@ class CudaOperators:
         tokens: T, the bucket.
         every_row: The forward goes on with all T rows to its end, not with the needed ones.
         dense: No query of these steps is far enough to attend sparsely, so none scores blocks.
+        trees: The tokens are nodes of trees, each of which needs its logits.
     """
 
     def __init__(
@@ -102,6 +111,7 @@ class CudaOperators:
         *,
         every_row: bool = False,
         dense: bool = False,
+        trees: bool = False,
     ) -> None:
         a = plan.architecture
         self._a = a
@@ -109,12 +119,12 @@ class CudaOperators:
         self._kernels = kernels
         self._linear = CudaLinear(kernels, packed_tensors(plan, buffers), buffers)
         self._rule = None if dense else plan.selection
-        self.rows = logit_rows(plan, tokens)
+        self.rows = tokens if trees else logit_rows(plan, tokens)
         """R, rows of logits that come out."""
         self._gathers = not every_row and self.rows < tokens
-        self.data = StepData.of(plan, buffers["step"], tokens, self.rows)
-        self._arena = make_arena(plan, buffers)
-        self._batch = self.data.batch
+        self.data = StepData.of(plan, buffers["step"], tokens, self.rows, trees=trees)
+        self.arena = make_arena(plan, buffers)
+        self.batch = self.data.batch
         self._all = self._views(tokens, "")
         self._needed = self._views(self.rows, "needed_") if self._gathers else self._all
         self._now = self._all
@@ -160,8 +170,8 @@ class CudaOperators:
         attended = self._now["attended"]
         self._kernels.attention(
             Attention(
-                batch=self._batch,
-                arena=self._arena,
+                batch=self.batch,
+                arena=self.arena,
                 layer=layer,
                 q=_of(heads[:, : a.heads]),
                 k=_of(heads[:, a.heads : keys]),
@@ -200,6 +210,18 @@ class CudaOperators:
     def logits(self, hidden: torch.Tensor, head: Linear[torch.Tensor], divisor: float) -> torch.Tensor:
         """``[R, H]`` to fp32 ``[R, V]``; of all T rows, the first R."""
         return self._linear.logits(hidden[: self.rows], head, self.logits_out, 1.0 / divisor)
+
+    def sampling(self, drawn: torch.Tensor) -> Sample:
+        """How the rows that have a temperature are drawn from :attr:`logits_out` into ``drawn``, int32 ``[R]``."""
+        data = self.data
+        return Sample(
+            logits=_of(self.logits_out),
+            temperatures=_of(data.temperatures),
+            top_ks=_of(data.top_ks),
+            top_ps=_of(data.top_ps),
+            numbers=_of(data.numbers),
+            ids=_of(drawn),
+        )
 
     def one_row_of_logits(self, hidden: torch.Tensor, head: Linear[torch.Tensor], divisor: float) -> None:
         """``[1, H]`` into the first row of the logits."""

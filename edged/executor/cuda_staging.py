@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edged.errors import UnsupportedError
+from edged.executor.base import MAX_TREE
 from edged.memory.cuda_buffers import StepLayout
 from edged.memory.specs import PAGE_TOKENS
 from plugins_trt.sample.philox import uniform, uniforms
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from edged.memory.buffers import ModelPlan
 
 _PADDING = -1
+_CHAIN = np.array([(2 << node) - 1 for node in range(MAX_TREE)], np.uint64)
+"""Masks of tokens that follow one another."""
 _MANY = 16
 """Rows from which on numpy makes their random numbers faster than Python."""
 
@@ -43,20 +45,13 @@ class Staging:
         self._temperatures = words[at.temperatures : at.top_ks].view(np.float32)
         self._top_ks = words[at.top_ks : at.top_ps]
         self._top_ps = words[at.top_ps : at.numbers].view(np.float64)
-        self._numbers = words[at.numbers : at.tables].view(np.float64)
+        self._numbers = words[at.numbers : at.masks].view(np.float64)
+        self._masks = words[at.masks : at.given].view(np.uint64)
+        self._given = words[at.given : at.tables]
         self._tables = words[at.tables : at.tables + sequences * pages].reshape(sequences, pages)
 
     def write(self, batch: StepBatch, tokens: int) -> None:
-        """Tokens, boundaries and pages of a step, padded to a bucket of ``tokens``.
-
-        Raises:
-            UnsupportedError: The step holds a tree: the kernels take them, but nothing hands them over yet.
-        """
-        if batch.tree_masks is not None:
-            raise UnsupportedError(
-                "the CUDA executor verifies no trees of draft tokens yet: set speculation.method to off",
-                field="speculation.method",
-            )
+        """Tokens, boundaries and pages of a step, padded to a bucket of ``tokens``."""
         count, sequences = len(batch.token_ids), len(batch.lengths)
         self._token_ids[:count] = batch.token_ids
         self._token_ids[count:tokens] = _PADDING
@@ -71,6 +66,41 @@ class Staging:
             new = starts[index + 1] - starts[index]
             used = -(-(lengths[index] + new) // PAGE_TOKENS)
             self._tables[index, :used] = table[:used]
+
+    def write_trees(self, batch: StepBatch, tokens: int, *, verify: bool) -> list[int]:
+        """Who sees whom in a step of trees, and which of them the device verifies.
+
+        A sequence without a tree is a chain, of which everything stays. Where the host draws a row, it also chooses the
+        path.
+
+        Args:
+            batch: The step; :meth:`write` has taken it.
+            tokens: Its bucket.
+            verify: Whether anything is accepted of trees.
+
+        Returns:
+            The sequences whose paths are left for the host to choose.
+        """
+        assert batch.tree_masks is not None, "asked of a step with trees"  # noqa: S101
+        count, sequences = len(batch.token_ids), len(batch.lengths)
+        self._masks[:count] = batch.tree_masks
+        self._masks[count:tokens] = 0
+        self._given[:] = 0
+        starts, masks = batch.sequence_starts.tolist(), self._masks
+        held = [not verify] * count
+        if verify:
+            for row, how in zip(batch.logit_rows.tolist(), batch.sampling, strict=True):
+                held[row] = not how.simple
+        left = []
+        for index in range(sequences):
+            start, end = starts[index], starts[index + 1]
+            if not masks[start]:
+                masks[start:end] = _CHAIN[: end - start]
+                self._given[index] = end - start
+            elif any(held[start:end]):
+                self._given[index] = -1
+                left.append(index)
+        return left if verify else []
 
     def write_needed(self, rows: Int32Array) -> None:
         """The rows whose logits are gathered; the others of the bucket give zeros."""
@@ -92,9 +122,9 @@ class Staging:
             for place, row in zip(places.tolist(), sampling, strict=True)
             if row.simple and row.temperature > 0.0
         ]
+        self._temperatures[:] = 0.0
         if not warm:
             return False
-        self._temperatures[:] = 0.0
         for place, row in warm:
             self._temperatures[place] = row.temperature
             self._top_ks[place] = min(row.top_k, 2**31 - 1)

@@ -22,7 +22,7 @@ from edged.memory.specs import (
 from edged.models.cuda_weights import cuda_packed
 from plugins_trt.arena import COARSE_SLOTS, FINE_SLOTS
 from plugins_trt.attention.contract import Layout
-from plugins_trt.contract import MAX_DECODE, ceil_div, round_up
+from plugins_trt.contract import MAX_DECODE, MAX_TREE, ceil_div, round_up
 from plugins_trt.ternary_linear.contract import LinearPlan as TernaryPlan
 from plugins_trt.w4a16_linear.contract import MAX_ROWS, LinearPlan
 from plugins_trt.w4a16_widen.contract import OCTET
@@ -66,15 +66,39 @@ def logit_rows(plan: ModelPlan, tokens: int) -> int:
     return min(tokens, rows)
 
 
+def tree_sizes(plan: ModelPlan) -> tuple[int, ...]:
+    """Tokens of each captured step of trees: the buckets from 2 tokens on, as far as the sequences' trees reach.
+
+    A step of one token a sequence has no tree, and attention takes no more than 64 nodes of all sequences together.
+    """
+    if plan.tree_size == 1 or plan.executor == TENSORRT:
+        return ()
+    most = min(plan.max_sequences * plan.tree_size, MAX_DECODE)
+    sizes = [size for size in bucket_sizes(plan) if size <= MAX_DECODE]
+    return tuple(size for size in sizes if 1 < size < 2 * most)
+
+
+def most_tree_tokens(plan: ModelPlan) -> int:
+    """Most tokens of a step that brings trees; where none are captured, one for each sequence, which is no tree."""
+    return min(max(tree_sizes(plan), default=plan.max_sequences), plan.step_tokens)
+
+
+def most_logit_rows(plan: ModelPlan) -> int:
+    """Rows of logits of any captured step: every node of a tree has one."""
+    return max(logit_rows(plan, bucket_sizes(plan)[-1]), *tree_sizes(plan), 0)
+
+
 def has_dense_graph(plan: ModelPlan, tokens: int) -> bool:
     """Whether a bucket is captured a second time for steps without sparse queries: where launches are what costs."""
     return plan.selection is not None and plan.selection.dense_below > 1 and tokens <= MAX_DECODE
 
 
 def captured_sizes(plan: ModelPlan) -> tuple[int, ...]:
-    """Tokens of each captured step: every bucket; of TensorRT's those that decode or verify."""
+    """Tokens of each captured step: every bucket, and those of trees; of TensorRT's those that decode or verify."""
     sizes = bucket_sizes(plan)
-    return tuple(size for size in sizes if size <= MAX_DECODE) if plan.executor == TENSORRT else sizes
+    if plan.executor == TENSORRT:
+        return tuple(size for size in sizes if size <= MAX_DECODE)
+    return (*sizes, *tree_sizes(plan))
 
 
 def graphs(plan: ModelPlan) -> int:
@@ -84,7 +108,7 @@ def graphs(plan: ModelPlan) -> int:
 
 @dataclass(frozen=True)
 class StepLayout:
-    """Where the data of a step lies, in 32-bit words from its start: T tokens, S sequences, R rows of logits.
+    """Where the data of a step lies, in 32-bit words from its start: T tokens, S sequences, R rows of logits, N nodes.
 
     The host writes all of it into one pinned buffer; one copy brings it to the device.
     """
@@ -98,6 +122,8 @@ class StepLayout:
     top_ks: int  # int32 [R]
     top_ps: int  # float64 [R]
     numbers: int  # float64 [R]
+    masks: int  # uint64 [N]
+    given: int  # int32 [S], where trees are verified
     tables: int  # int32 [S, pages of a sequence]
     words: int
 
@@ -105,16 +131,19 @@ class StepLayout:
     def of(cls, plan: ModelPlan) -> StepLayout:
         """The layout of a plan's largest bucket; smaller ones use the first elements of each part."""
         tokens, sequences = bucket_sizes(plan)[-1], plan.max_sequences
-        rows = logit_rows(plan, tokens)
+        rows, nodes = most_logit_rows(plan), max(tree_sizes(plan), default=0)
         places = [0]
-        sizes = (tokens, tokens, sequences + 1, sequences, rows, rows, rows, 2 * rows, 2 * rows)
+        sizes = [tokens, tokens, sequences + 1, sequences, rows, rows, rows, 2 * rows, 2 * rows]
+        sizes += [2 * nodes, sequences if nodes else 0]
         for size in (*sizes, sequences * plan.pages_per_sequence):
             places.append(round_up(places[-1] + size, _ALIGNMENT))
         return cls(*places)
 
 
-def attention_workspace(plan: ModelPlan, tokens: int, multiprocessors: int = MULTIPROCESSORS) -> int:
-    """Bytes of scratch memory that one layer's attention needs in a bucket of ``tokens``."""
+def attention_workspace(
+    plan: ModelPlan, tokens: int, multiprocessors: int = MULTIPROCESSORS, *, trees: bool = False
+) -> int:
+    """Bytes of scratch memory that one layer's attention needs in a bucket of ``tokens``, or of ``trees`` of so many."""
     a = plan.architecture
     return Layout.of(
         tokens=tokens,
@@ -125,6 +154,7 @@ def attention_workspace(plan: ModelPlan, tokens: int, multiprocessors: int = MUL
         max_pages=plan.pages_per_sequence,
         multiprocessors=multiprocessors,
         rule=plan.selection,
+        trees=trees,
         quantized=plan.quantized_kv is not None,
     ).total
 
@@ -169,6 +199,11 @@ def _packed_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
     return tuple(buffers)
 
 
+def _tree_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
+    """The accepted nodes of each sequence's tree, and how many they are; the host may write them by one copy."""
+    return (BufferSpec("paths", ACTIVATIONS, (plan.max_sequences * (MAX_TREE + 1),), "int32"),)
+
+
 def kv_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
     """Pages and compressed keys.
 
@@ -194,10 +229,14 @@ def cuda_step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
     a = plan.architecture
     sizes = bucket_sizes(plan)
     tokens = sizes[-1]
-    rows = logit_rows(plan, tokens)
+    rows, most_rows = logit_rows(plan, tokens), most_logit_rows(plan)
     stored = plan.dtype
     positions = plan.pages_per_sequence * PAGE_TOKENS
-    workspace = max(attention_workspace(plan, size) for size in sizes)
+    trees = tree_sizes(plan)
+    workspace = max(
+        *(attention_workspace(plan, size) for size in sizes),
+        *(attention_workspace(plan, size, trees=True) for size in trees),
+    )
 
     def flat(name: str, width: int, of: int = tokens, dtype: str = stored) -> BufferSpec:
         return BufferSpec(name, ACTIVATIONS, (of * width,), dtype)
@@ -218,7 +257,8 @@ def cuda_step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
         flat("needed_attended", a.q_width, rows),
         BufferSpec("attention_workspace", ACTIVATIONS, (ceil_div(workspace, 16) * 16,), "uint8"),
         BufferSpec("arrived", ACTIVATIONS, (plan.max_sequences, a.kv_heads), "int32"),
-        BufferSpec("logits", LOGITS, (rows, a.vocabulary), "float32"),
-        BufferSpec("drawn", LOGITS, (rows,), "int32"),
+        BufferSpec("logits", LOGITS, (most_rows, a.vocabulary), "float32"),
+        BufferSpec("drawn", LOGITS, (most_rows,), "int32"),
+        *(_tree_buffers(plan) if trees else ()),
         *_packed_buffers(plan),
     )

@@ -24,7 +24,7 @@ from edged.memory.buffers import (
     step_buffers,
     weight_buffers,
 )
-from edged.memory.cuda_buffers import graphs
+from edged.memory.cuda_buffers import graphs, tree_sizes
 from edged.memory.cuda_ledger import graph_bytes
 from edged.memory.draft_plan import DRAFT
 from edged.models.cuda_weights import cuda_packed
@@ -83,7 +83,7 @@ def model_rows(plan: ModelPlan) -> tuple[LedgerRow, ...]:
         LedgerRow(
             LOGITS,
             _bytes_of(buffers, LOGITS) + sampling_scratch(plan),
-            f"{plan.max_sequences if plan.device == 'cuda' else plan.logit_rows} x {a.vocabulary} logits",
+            f"{_logit_rows(plan)} x {a.vocabulary} logits",
         ),
     ]
     compressed = _bytes_of(buffers, COMPRESSED_KEYS)
@@ -109,6 +109,13 @@ def model_rows(plan: ModelPlan) -> tuple[LedgerRow, ...]:
     if plan.selection is None:
         rows[2] = replace(rows[2], bytes=rows[2].bytes + compressed)
     return (*(replace(row, place=DEVICE) for row in rows), *suspended)
+
+
+def _logit_rows(plan: ModelPlan) -> int:
+    """Rows of logits that are wanted at once."""
+    if plan.device != "cuda":
+        return plan.logit_rows
+    return max(plan.max_sequences, max(tree_sizes(plan), default=0))
 
 
 def _engine_note(plan: ModelPlan) -> str:

@@ -175,7 +175,7 @@ class Scheduler:
             self._pieces = forced + prompts
             # Beside pieces of prompts no drafts are verified: such a step is full as it is.
         elif self._drafting is not None and self._drafting.draft(
-            decoding, self.limits.max_step_tokens - len(decoding)
+            decoding, max(0, self.limits.tree_tokens - len(decoding))
         ):
             self.drawing = decoding
             return self._builder.build_with_trees(decoding)

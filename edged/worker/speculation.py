@@ -46,7 +46,7 @@ def make_speculator(config: ModelConfig, executor: Executor) -> Speculator | Non
         make_draft = partial(EagleDraft, model=executor.draft_model, width=speculation.width)
         priors = expansion.PRIOR_RATES
     speculator = Speculator(make_draft, priors, tree_size=speculation.tree_size, depth=speculation.most_depth)
-    most = min(speculation.tree_size, executor.limits.max_step_tokens)
+    most = min(speculation.tree_size, executor.limits.tree_tokens)
     seconds = measure_steps(executor, most)
     speculator.costs.note_loaded(seconds)
     _log.info(

@@ -15,7 +15,8 @@ class VerifyTree:
     that the target draws after it, each with the random number of its own position. A child is accepted if it is the
     token drawn at its parent, so the tokens of a path are those of plain decoding, whatever was drafted. Row s of
     `paths` gets the accepted nodes of sequence s, root first (what lies behind them is left alone), `accepted[s]` their
-    number: at least 1, or 0 where the sequence has no tokens. Of siblings with one token the first is taken.
+    number: at least 1, or 0 where the sequence has no tokens or `given` says so. Of siblings with one token the
+    first is taken.
 
     `commit` then keeps the path in the pages; the token drawn at its last node is the next one.
     """
@@ -25,6 +26,9 @@ class VerifyTree:
     targets: DeviceArray  # int32 [T]
     paths: DeviceArray  # int32 [S, 64]
     accepted: DeviceArray  # int32 [S]
+    given: DeviceArray | None = None  # int32 [S]
+    """0: the tree is verified; n > 0: its first n nodes are a chain that is known to be right; below 0: the sequence is
+    left alone, its path is for another to choose. None: all are verified."""
 
     def __post_init__(self) -> None:
         """Checks shapes and dtypes."""
@@ -39,3 +43,5 @@ class VerifyTree:
         check_array("targets", self.targets, "int32", (tokens,), alignment=4)
         check_array("paths", self.paths, "int32", (sequences, MAX_TREE), alignment=4)
         check_array("accepted", self.accepted, "int32", (sequences,), alignment=4)
+        if self.given is not None:
+            check_array("given", self.given, "int32", (sequences,), alignment=4)

@@ -77,10 +77,16 @@ ONE_FAULT = [
         "method: off, or a larger tree_size",
     ),
     (
-        model("device: cuda, speculation: {method: prompt_lookup}"),
+        model("device: cuda, executor: tensorrt, speculation: {method: prompt_lookup}"),
         "models[0].speculation.method",
-        "found prompt_lookup with device: cuda",
-        "method: off, or device: cpu",
+        "found prompt_lookup with executor: tensorrt",
+        "method: off, or executor: torch",
+    ),
+    (
+        model("device: cuda, speculation: {method: eagle, draft: d}"),
+        "models[0].speculation.method",
+        "found eagle with device: cuda",
+        "prompt_lookup or off, or device: cpu",
     ),
     (
         model("speculation: {method: eagle}"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from contextlib import nullcontext
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -17,7 +18,10 @@ from plugins_trt.append.reference import Pages, QuantizedPages, append
 from plugins_trt.argmax.reference import argmax
 from plugins_trt.chunk_attention.reference import chunk_attention
 from plugins_trt.chunk_selection.reference import chunk_selection
+from plugins_trt.commit.reference import commit
 from plugins_trt.contract import ELEMENT_BYTES, DeviceArray
+from plugins_trt.decode_attention.reference import attend
+from plugins_trt.decode_selection.reference import block_scores, choose
 from plugins_trt.embedding.reference import embedding
 from plugins_trt.quantized.reference import STORAGE, dequantize
 from plugins_trt.rms_norm.reference import rms_norm
@@ -27,6 +31,7 @@ from plugins_trt.skinny_linear.reference import skinny_gated, skinny_linear
 from plugins_trt.ternary_linear.contract import TernaryLinear, TernaryWiden
 from plugins_trt.ternary_linear.reference import ternary_linear
 from plugins_trt.ternary_linear.reference import widen_rows as widen_ternary_rows
+from plugins_trt.verify_tree.reference import verify_tree
 from plugins_trt.w4a16_linear.reference import w4a16_linear
 from plugins_trt.w4a16_widen.reference import widen_rows
 
@@ -70,6 +75,32 @@ def pages_of(arena, layer):
         value_scales=bytes_or_scales(arena.value_scales, "float16"),
         **compressed,
     )
+
+
+def masks_of(batch):
+    """Those of a step of trees."""
+    if batch.tree_masks is None:
+        return None
+    return [mask % (1 << 64) for mask in tensor_of(batch.tree_masks).tolist()]
+
+
+def attend_to_trees(args, pages, appended, masks):
+    """Every node over its own path, dense or by its own choice of blocks."""
+    batch, rule = args.batch, args.rule
+    starts, lengths = tensor_of(batch.sequence_starts).tolist(), tensor_of(batch.lengths).tolist()
+    tables, positions = tensor_of(batch.page_tables), tensor_of(batch.positions).tolist()
+    out = torch.zeros_like(appended.q)
+    for sequence, (start, end) in enumerate(pairwise(starts)):
+        for token in range(start, end):
+            place = {"length": lengths[sequence], "position": positions[token], "mask": masks[token]}
+            query, table, chosen = appended.q[token], tables[sequence], None
+            if rule is not None and positions[token] + 1 >= rule.dense_below:
+                nodes = {"node_fine": appended.node_fine, "node_coarse": appended.node_coarse}
+                chosen = choose(
+                    block_scores(pages, query, table, rule=rule, start=start, **nodes, **place), rule
+                )
+            out[token] = attend(pages, query, table, chosen=chosen, **place).to(out.dtype)
+    return out
 
 
 def _weights_of(args, *before):
@@ -149,8 +180,36 @@ class HostDevice:
                 ).int()
 
         return StepKernels(
-            embed, norm, multiply, self.attention, best, linear, gated, sample, self.packed, self.widen
-        )
+            embed, norm, multiply, self.attention, best, linear, gated, sample, self.packed, self.widen,
+            self.verify, self.commit,
+        )  # fmt: skip
+
+    @staticmethod
+    def verify(args):
+        starts, masks = tensor_of(args.batch.sequence_starts).tolist(), masks_of(args.batch)
+        tokens, targets = tensor_of(args.token_ids), tensor_of(args.targets)
+        given = [0] * args.batch.sequences if args.given is None else tensor_of(args.given).tolist()
+        for sequence, (start, end) in enumerate(pairwise(starts)):
+            if start == end or given[sequence] < 0:
+                path = []
+            elif given[sequence]:
+                path = list(range(given[sequence]))
+            else:
+                path = verify_tree(tokens[start:end], targets[start:end], masks[start:end])
+            tensor_of(args.paths)[sequence, : len(path)] = torch.tensor(path, dtype=torch.int32)
+            tensor_of(args.accepted)[sequence] = len(path)
+
+    @staticmethod
+    def commit(args):
+        accepted = tensor_of(args.accepted).tolist()
+        paths = [path[:count] for path, count in zip(tensor_of(args.paths).tolist(), accepted, strict=True)]
+        for layer in range(args.arena.layers):
+            commit(
+                pages_of(args.arena, layer),
+                lengths=tensor_of(args.batch.lengths).tolist(),
+                page_tables=tensor_of(args.batch.page_tables),
+                paths=paths,
+            )
 
     @staticmethod
     def packed(args):
@@ -183,6 +242,7 @@ class HostDevice:
         pages = pages_of(args.arena, args.layer)
         starts, tables = tensor_of(args.batch.sequence_starts), tensor_of(args.batch.page_tables)
         positions = tensor_of(args.batch.positions)
+        masks = masks_of(args.batch)
 
         def norm(array):
             return None if array is None else tensor_of(array)
@@ -201,7 +261,11 @@ class HostDevice:
             q_norm=norm(args.q_norm),
             k_norm=norm(args.k_norm),
             epsilon=args.epsilon,
+            tree_masks=masks,
         )
+        if masks is not None:
+            tensor_of(args.out).copy_(attend_to_trees(args, pages, appended, masks))
+            return
         chosen = None
         if args.rule is not None:
             chosen, _ = chunk_selection(

@@ -12,10 +12,9 @@ from executor_runner import Runner, load
 from safetensors.numpy import save_file
 from test_sparse import CONFIG, FEW, SETTINGS
 
-from edged.errors import InternalError, UnsupportedError
+from edged.errors import InternalError
 from edged.executor.base import SamplingRow, StepBatch
 from edged.executor.batch_check import check_batch
-from edged.executor.cuda_staging import Staging
 from edged.models.architecture import Architecture
 from edged.models.weights import weight_specs
 from plugins_trt.contract import Batch, DeviceArray, LaunchError
@@ -285,12 +284,6 @@ def test_a_tree_that_is_none_is_refused(executor, change, message):
         check_batch(replace(batch, **change), executor.limits)
 
 
-def test_the_cuda_executor_refuses_trees_by_name(executor):
-    _, (sequence,) = scattered(executor, [list(range(20))])
-    with pytest.raises(UnsupportedError, match=r"speculation\.method"):
-        Staging.write(None, tree_batch([(sequence, [1, 2], [-1, 0])]), 2)
-
-
 def test_the_parent_is_the_highest_ancestor():
     parents = random_tree(np.random.default_rng(0), 64)
     assert [parent_of(mask) for mask in masks_of(parents)] == parents
@@ -309,6 +302,7 @@ def array(dtype, *shape):
         ({"targets": array("int64", 4)}, "targets: dtype"),
         ({"paths": array("int32", 2, 32)}, "paths: shape"),
         ({"accepted": array("int32", 1)}, "accepted: shape"),
+        ({"given": array("int64", 2)}, "given: dtype"),
     ],
 )
 def test_the_operator_names_what_it_does_not_take(change, message):
