@@ -224,8 +224,9 @@ class UnixListener:
             # Another daemon may have removed the file between our open and our lock.
             with suppress(FileNotFoundError):
                 if os.fstat(lock).st_ino == self._lock_path.lstat().st_ino:
-                    os.ftruncate(lock, 0)
-                    os.write(lock, f"{os.getpid()}\n".encode())
+                    with suppress(OSError):  # a full disk: the number is for a message alone
+                        os.ftruncate(lock, 0)
+                        os.write(lock, f"{os.getpid()}\n".encode())
                     self._lock = lock
                     return
             os.close(lock)

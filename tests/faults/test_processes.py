@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from attacked import IDS, SAMPLED
 
+import edged
 from edged import errors
 from edged.client import Client, Finished
 
@@ -163,42 +168,75 @@ def test_an_engine_that_stays_stopped_is_replaced(start_daemon):
     assert daemon.stop() == 0
 
 
-def test_a_full_disk_for_the_log_stops_nothing(start_daemon):
-    """Standard error that takes nothing more: lines are lost, requests are not."""
-    daemon = start_daemon(fake={})
-    with open("/dev/full", "wb") as full:  # noqa: PTH123
-        import subprocess
-        import sys
-
-        from fixtures.daemon import FAKE_MODEL_DAEMON
-
-        path = daemon.folder / "second.sock"
-        config = daemon.folder / "second.yaml"
-        config.write_text(daemon.config_file.read_text().replace(str(daemon.socket), str(path)))
-        process = subprocess.Popen(
-            [sys.executable, str(FAKE_MODEL_DAEMON), "--config", str(config)],
-            stdin=subprocess.DEVNULL,
-            stdout=full,
-            stderr=full,
-            env={**os.environ, "FAKE_ENGINE": "{}"},
-        )
-    try:
-        with Client(f"unix:{path}") as client:
-            client.wait_ready(60)
-            assert client.generate(IDS, max_tokens=3, **SAMPLED).answer().finished
-        process.terminate()
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.wait()
+def test_a_full_disk_stops_nothing(start_daemon):
+    """No file can grow and standard error takes nothing more: lines are lost, requests are not."""
+    daemon = start_daemon(fake={}, wait=False, full_disk=True)
+    with daemon.client() as client:
+        client.wait_ready(60)
+        assert client.generate(IDS, max_tokens=3, **SAMPLED).answer().finished
+        os.kill(client.status().engine_pid, signal.SIGKILL)
+        end = time.monotonic() + 60
+        while client.status().engine_restarts == 0:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        client.wait_ready(60)
+        assert client.generate(IDS, max_tokens=3, **SAMPLED).answer().finished
+    assert daemon.stop() == 0
+    assert daemon.log() == ""
 
 
-def test_a_clock_that_jumps_changes_no_deadline():
-    """Everything that waits counts with the monotonic clock; the time of day is for logs and certificates alone."""
-    from pathlib import Path
+@pytest.fixture
+def time_of_day(tmp_path):
+    """Environment of a process whose time of day is off, and what sets by how many seconds."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    library, file = tmp_path / "clock_jump.so", tmp_path / "offset"
+    source = Path(__file__).with_name("clock_jump.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+    file.write_bytes(bytes(8))
 
-    import edged
+    def jump(seconds):
+        with file.open("r+b") as place:
+            place.write(seconds.to_bytes(8, sys.byteorder, signed=True))
 
+    return {"LD_PRELOAD": str(library), "CLOCK_JUMP": str(file)}, jump
+
+
+def test_a_clock_that_jumps_changes_no_stream_and_no_deadline(start_daemon, time_of_day):
+    """A year ahead, two years back: what was promised in seconds is kept in seconds."""
+    environment, jump = time_of_day
+    daemon = start_daemon(fake={"step_seconds": 0.002}, environment=environment)
+    year = 365 * 86400
+    jumps = {20: year, 60: -year, 100: 0}
+    with daemon.client() as client:
+        events = []
+        for event in client.generate(IDS, max_tokens=150, timeout=60, **SAMPLED):
+            events.append(event)
+            if len(events) in jumps:
+                jump(jumps[len(events)])
+        assert events[-1].usage.generated_tokens == 150
+        assert len(events) > max(jumps)
+        # A deadline that passes while the clock stands before its beginning, and one that does not pass.
+        engine = client.status().engine_pid
+        stream = iter(client.generate(IDS, max_tokens=20, timeout=1, **SAMPLED))
+        next(stream)
+        os.kill(engine, signal.SIGSTOP)
+        jump(-year)
+        with pytest.raises(errors.DeadlineError):
+            list(stream)
+        os.kill(engine, signal.SIGCONT)
+        answer = client.generate(IDS, max_tokens=10, timeout=20, **SAMPLED).answer()
+        assert answer.finished.usage.generated_tokens == 10
+        status = client.status()
+        assert (status.engine_pid, status.engine_restarts, status.models[0].running) == (engine, 0, 0)
+    assert daemon.stop() == 0
+    years = {line["timestamp"][:4] for line in daemon.log_lines() if "timestamp" in line}
+    assert len(years) > 1, "the daemon saw the clock jump"
+
+
+def test_the_time_of_day_is_for_logs_and_certificates_alone():
+    """Everything that waits counts with the monotonic clock."""
     allowed = {
         "edged/systemd.py",  # the age of a record on disk, also after a reboot
         "edged/server/certificates.py",  # when a certificate ends
