@@ -11,6 +11,7 @@ import statistics
 import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,16 +21,18 @@ from _report import add_json_option, environment, report
 from _shapes import MINICPM4_8B
 from attention import ceilings
 
-from edged.config import AttentionConfig, ModelConfig
+from edged.config import AttentionConfig, ModelConfig, SpeculationConfig
 from edged.executor.base import PAGE_TOKENS, SamplingRow, StepBatch
 from edged.executor.cuda_device import CudaDevice
-from edged.executor.cuda_executor import CudaExecutor
+from edged.executor.cuda_executor import CudaExecutor, has_trees
 from edged.models.cuda_weights import GROUPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from edged.executor.base import Progress
+    from edged.executor.cuda_device import Words
+    from edged.models.decoder import Decoder
     from edged.models.operators import Linear
 
 QUANTIZATION = {
@@ -42,9 +45,9 @@ LONGEST = 131072
 CHUNK = 2048
 _ENQUEUED, _SLEEP_CYCLES = 5, 60_000_000
 """Runs that are enqueued while the device waits (some 30 ms)."""
-_TEMPERATURE = 0.02
+TEMPERATURE = 0.02
 """Spreads the logits of random weights, 0.06 apart, as a temperature of 1 does a trained model's."""
-_LAUNCH_CYCLES = 800_000
+LAUNCH_CYCLES = 800_000
 """Some 0.4 ms, in which the host launches a graph."""
 
 
@@ -158,14 +161,14 @@ class RandomModel(CudaExecutor):
         for place in [*range(length - PAGE_TOKENS, length)] * rounds:
             batch = self.batch(np.array([place % 97], np.int32), place)
             if not greedy:
-                row = SamplingRow(temperature=_TEMPERATURE, top_p=0.9, seed=1, position=place + 1)
+                row = SamplingRow(temperature=TEMPERATURE, top_p=0.9, seed=1, position=place + 1)
                 batch = replace(batch, sampling=(row,))
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             places = self._stage(batch, bucket)
             self._staging.write_sampling(places, batch.sampling)
             self.gpu.upload(self.buffers["step"], self._staging.words)
             with torch.cuda.stream(stream):  # until the graph has been launched, which is the host's time
-                torch.cuda._sleep(_LAUNCH_CYCLES)  # noqa: SLF001 - torch's own tests keep a stream busy with it
+                torch.cuda._sleep(LAUNCH_CYCLES)  # noqa: SLF001 - torch's own tests keep a stream busy with it
             begin.record(stream)
             self._replay(bucket, batch)
             if not greedy:
@@ -182,6 +185,34 @@ class RandomModel(CudaExecutor):
 
         return mean(device), mean(whole)
 
+    def staged(self, batch: StepBatch) -> Callable[[], None]:
+        """Bring a step's data over; what is returned enqueues its graphs."""
+        if has_trees(batch):
+            bucket = self._trees.bucket_of(len(batch.token_ids))
+            self._stage_trees(batch, bucket, verify=True)
+            self.gpu.upload(self.buffers["step"], self._staging.words)
+            return partial(self._replay, bucket, batch)
+        plain = self._bucket_of(len(batch.token_ids))
+        warm = self._staging.write_sampling(self._stage(batch, plain), batch.sampling)
+        self.gpu.upload(self.buffers["step"], self._staging.words)
+
+        def enqueue() -> None:
+            self._replay(plain, batch)
+            if warm:
+                plain.draw()
+
+        return enqueue
+
+    @property
+    def decoder(self) -> Decoder[torch.Tensor]:
+        """The forward."""
+        return self._decoder
+
+    @property
+    def drawn(self) -> Words:
+        """Where drawn tokens come to."""
+        return self._drawn
+
     @property
     def gpu(self) -> CudaDevice:
         """The device, as what it is."""
@@ -191,13 +222,15 @@ class RandomModel(CudaExecutor):
     table: np.ndarray
 
 
-def open_model(weights: str = "bf16", *, rows: int = 1) -> RandomModel:
+def open_model(weights: str = "bf16", *, rows: int = 1, tree_size: int = 1) -> RandomModel:
     """Loads it, with sparse attention at the published numbers.
 
     Args:
         weights: One of :data:`QUANTIZATION`.
         rows: Most sequences.
+        tree_size: Most tokens of a tree of drafts; 1: there are none.
     """
+    method = "off" if tree_size == 1 else "prompt_lookup"
     quantization = QUANTIZATION[weights]
     config = MINICPM4_8B if quantization is None else {**MINICPM4_8B, "quantization_config": quantization}
     with tempfile.TemporaryDirectory(prefix="edged-bench-") as folder:
@@ -212,6 +245,7 @@ def open_model(weights: str = "bf16", *, rows: int = 1) -> RandomModel:
                 max_sequences=rows,
                 prefill_chunk=CHUNK,
                 attention=AttentionConfig(mode="sparse"),
+                speculation=SpeculationConfig(method=method, tree_size=max(tree_size, 1)),
             )
         )
     model.load(lambda *_: None)
@@ -226,6 +260,9 @@ def run(
     bounds: Mapping[str, Mapping[str, tuple[str, float]]],
     measure: Callable[[RandomModel, argparse.Namespace, dict[str, float]], dict[str, float]],
     add_options: Callable[[argparse.ArgumentParser], None] = lambda _parser: None,
+    *,
+    weights: str = "bf16",
+    tree_size: int = 1,
 ) -> int:
     """What the scripts' `main` does: read the options, load, measure, print.
 
@@ -234,6 +271,8 @@ def run(
         bounds: What figures should be, by the kind of weights.
         measure: Gives the figures of a model, from the options and the ceilings.
         add_options: Adds the script's own.
+        weights: What linears have unless the options say otherwise.
+        tree_size: Most tokens of a tree of drafts.
 
     Returns:
         1 when a figure misses its bound.
@@ -243,11 +282,11 @@ def run(
     )
     add_json_option(parser)
     parser.add_argument(
-        "--weights", choices=tuple(QUANTIZATION), default="bf16", help="of the linears (bf16)"
+        "--weights", choices=tuple(QUANTIZATION), default=weights, help=f"of the linears ({weights})"
     )
     add_options(parser)
     options = parser.parse_args()
-    model = open_model(options.weights)
+    model = open_model(options.weights, tree_size=tree_size)
     surroundings = environment(
         device=torch.cuda.get_device_name(), cuda=torch.version.cuda, weights=options.weights
     )

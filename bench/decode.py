@@ -15,22 +15,20 @@ Needs an NVIDIA GPU with 24 GiB, torch with CUDA and PyCUDA.
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from _parts import without_any, without_one_kind
 from _random_model import RandomModel, median_ms, run
 
 from edged.executor.cuda_operators import CudaOperators
-from plugins_trt.attention.launch import Attender
 from plugins_trt.contract import DeviceArray
 from plugins_trt.skinny_linear.contract import SkinnyLinear
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
 
     from edged.executor.cuda_device import StepKernels
 
@@ -74,78 +72,21 @@ def measure(model: RandomModel, options: argparse.Namespace, ceilings: dict[str,
     return figures
 
 
-def _nothing(*_: object) -> None:
-    """Launches nothing."""
-
-
 def _parts(model: RandomModel) -> dict[str, float]:
     """By how much a step of one token is faster without the launches of one kind, in milliseconds."""
-    kernels = model._kernels  # noqa: SLF001 - what a step runs
-    a, gpu = model.plan.architecture, model.gpu
-
-    def attender(*without: str) -> StepKernels:
-        attend = Attender(
-            gpu._kernels,  # noqa: SLF001
-            dtype=model.plan.dtype,
-            heads=a.heads,
-            kv_heads=a.kv_heads,
-            head_dim=a.head_dim,
-        )
-        for name in without:
-            setattr(attend, name, _nothing)
-        stream = gpu._stream  # noqa: SLF001
-        return replace(kernels, attention=lambda args: attend(args, stream))
-
-    def of_linear(kind: str) -> StepKernels:
-        """Without one kind of linear."""
-        pointers = {each.weight.data_ptr() for each in model.linears[kind]}
-
-        def unless(launch: Callable[[Any], None]) -> Callable[[Any], None]:
-            def call(args: Any) -> None:  # noqa: ANN401 - of several contracts
-                found = args.tiles if hasattr(args, "tiles") else args.weight
-                if found.pointer not in pointers:
-                    launch(args)
-
-            return call
-
-        return replace(
-            kernels,
-            packed=unless(kernels.packed),
-            linear=unless(kernels.linear),
-            gated=unless(kernels.gated),
-        )
-
-    variants = {
-        "whole": kernels,
-        "rms_norm": replace(kernels, rms_norm=_nothing),
-        "append": attender("_append"),
-        "selection": attender("_select"),
-        "attend": attender("_attend"),
-        "attention": replace(kernels, attention=_nothing),
-        "argmax": replace(kernels, argmax=_nothing),
-        **{kind: of_linear(kind) for kind in model.linears},
-    }
+    gpu = model.gpu
     figures: dict[str, float] = {}
     for name, length in (("4k", 4096), ("128k", 131072)):
         batch = model.batch(np.array([5], np.int32), length - 20)  # completes no compressed key
         model.step(batch)
         dense = length < 8192
-        for part, variant in variants.items():
+        for part, variant in without_one_kind(model).items():
             if part == "selection" and dense:
                 continue
             operators = CudaOperators(model.plan, model.buffers, variant, 1, dense=dense)
             ms = median_ms(gpu.torch_stream, gpu.capture(partial(_forward, model, variant, operators)), 20)
             figures[f"{name}_{part}_ms"] = ms if part == "whole" else figures[f"{name}_whole_ms"] - ms
-        nothing = replace(
-            kernels,
-            rms_norm=_nothing,
-            attention=_nothing,
-            argmax=_nothing,
-            packed=_nothing,
-            linear=_nothing,
-            gated=_nothing,
-            embedding=_nothing,
-        )
+        nothing = without_any(model)
         operators = CudaOperators(model.plan, model.buffers, nothing, 1, dense=dense)
         replay = gpu.capture(partial(_forward, model, nothing, operators))
         figures[f"{name}_no_kernel_ms"] = median_ms(gpu.torch_stream, replay, 20)

@@ -66,6 +66,11 @@ class TreeSteps:
     ) -> None:
         self._plan, self._buffers, self._device = plan, buffers, device
         self._kernels, self._decoder, self._drawn = kernels, decoder, drawn
+        if tree_sizes(plan):
+            split = plan.max_sequences * MAX_TREE
+            self._paths = buffers["paths"][:split].view(plan.max_sequences, MAX_TREE)
+            self._accepted = buffers["paths"][split:]
+            self._chosen = device.host_words(split + plan.max_sequences)
         self.buckets: tuple[TreeBucket, ...] = ()
         """By rising size."""
 
@@ -77,11 +82,6 @@ class TreeSteps:
         """
         plan, capture = self._plan, self._device.capture
         sizes = tree_sizes(plan)
-        if sizes:
-            split = plan.max_sequences * MAX_TREE
-            self._paths = self._buffers["paths"][:split].view(plan.max_sequences, MAX_TREE)
-            self._accepted = self._buffers["paths"][split:]
-            self._chosen = self._device.host_words(split + plan.max_sequences)
         buckets: list[TreeBucket] = []
         for index, tokens in enumerate(reversed(sizes)):
             progress("capturing graphs of trees", index, len(sizes))
