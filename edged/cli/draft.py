@@ -47,6 +47,23 @@ def command(
     passes: Annotated[int, typer.Option("--passes", metavar="N", help="Passes over all of them.", min=1)] = 8,
     rate: Annotated[float, typer.Option("--rate", metavar="X", help="Largest learning rate.")] = 1e-3,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of everything random.", min=0)] = 0,
+    batch: Annotated[
+        int, typer.Option("--batch", metavar="N", help="Sequences of a training step.", min=1)
+    ] = 8,
+    levels: Annotated[
+        int, typer.Option("--levels", metavar="N", help="Levels of a tree that are trained.", min=1, max=6)
+    ] = 3,
+    chat_share: Annotated[
+        float,
+        typer.Option(
+            "--chat-share",
+            metavar="X",
+            help="Part of the pieces that are put as requests in the model's chat template, where it has one.",
+        ),
+    ] = 0.5,
+    device: Annotated[
+        str, typer.Option("--device", metavar="NAME", help="cpu or cuda, as torch names it.")
+    ] = "cpu",
     size: Annotated[
         int,
         typer.Option(
@@ -59,7 +76,7 @@ def command(
 ) -> int:
     """Make a draft for speculative decoding (EAGLE).
 
-    train: learns from a model's own continuations of text, on the CPU. It is resumable: what was stopped goes on when the same
+    train: learns from a model's own continuations of text, on the CPU or a GPU. It is resumable: what was stopped goes on when the same
     command is given again. The daemon uses it with speculation: {method: eagle, draft: DEST}.
 
     rank: writes the most frequent tokens of the text, from which alone drafts are then taken (token_map: DEST), so that a
@@ -83,12 +100,22 @@ def command(
             answer_tokens=answer_tokens,
             passes=passes,
             rate=rate,
+            batch=batch,
+            levels=levels,
+            chat_share=chat_share,
             seed=seed,
         )
         documents = [each for file in text for each in read_documents(file)]
         with ProgressBars(f"training a draft of {model.name}") as bars:
             trainer = DraftTrainer(
-                model, destination, documents, plan, progress=bars.report, say=note, threads=threads
+                model,
+                destination,
+                documents,
+                plan,
+                progress=bars.report,
+                say=note,
+                device=device,
+                threads=threads,
             )
             accepted = trainer.run()
     except InvalidArgumentError as error:

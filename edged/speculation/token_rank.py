@@ -11,6 +11,8 @@ from edged.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import numpy.typing as npt
+
     from edged.checkpoint.tokenizer import Tokenizer
 
 _PIECE = 1 << 20  # characters that are tokenized together
@@ -48,7 +50,13 @@ def rank_tokens(
         raise InvalidArgumentError(
             "the text has no tokens; give text like what the model writes", field="text"
         )
-    ranked = counts.copy()
-    ranked[list(tokenizer.eos_token_ids)] = total + 1  # every answer ends once
-    chosen = np.sort(np.argsort(-ranked, kind="stable")[:size])
+    chosen = np.array(most_frequent(counts, size, tokenizer.eos_token_ids))
     return chosen.tolist(), float(counts[chosen].sum()) / total
+
+
+def most_frequent(counts: npt.NDArray[np.int64], size: int, endings: Iterable[int]) -> list[int]:
+    """Token ids of the largest counts, in rising order; ``endings`` are always among them, since every answer ends once."""
+    ranked = counts.copy()
+    ranked[list(endings)] = int(counts.sum()) + 1
+    chosen: list[int] = np.sort(np.argsort(-ranked, kind="stable")[:size]).tolist()
+    return chosen

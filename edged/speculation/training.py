@@ -1,33 +1,35 @@
 """Trains an EAGLE draft for a model on the model's own continuations (self-distillation).
 
-Pieces of text are prompts; the model goes on from them, and its final norm's outputs over prompt and answer are what the
-draft learns to foresee: from the output at a position and the token after it the next output (smooth L1), and from that the next
-token's distribution (cross entropy, weighted 0.1), as EAGLE trains (arXiv 2401.15077, section 4.2), with noise on the inputs
-that stands for the draft's own errors at later levels. What was made is kept beside the destination, so a run that was stopped
-goes on.
+Pieces of text and requests about them are prompts; the model goes on from them, and its final norm's outputs over prompt and
+answer are what the draft sees. From the output at a position and the token after it the draft foresees the next token's
+distribution (cross entropy with the model's own) and the next output (smooth L1, arXiv 2401.15077, section 4.2), level by
+level on its own outputs as a tree is drafted (:mod:`edged.speculation.eagle_layer`). What was made is kept beside the
+destination, so a run that was stopped goes on.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, replace
+import os
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
-from torch.nn import functional
 
+from edged.checkpoint.chat_template import ChatTemplate
 from edged.checkpoint.tokenizer import Tokenizer
-from edged.config import ModelConfig
 from edged.errors import InvalidArgumentError
-from edged.executor.base import SamplingRow, StepBatch
-from edged.executor.torch_executor import TorchExecutor
-from edged.models.eagle import Eagle
-from edged.quantize.calibration import cut_sequences
-from edged.speculation.eagle_layer import eagle_layer, first_weights
+from edged.executor.torch_batch import BatchModel
+from edged.models.architecture import Architecture
+from edged.speculation.draft_files import write_draft
+from edged.speculation.draft_loss import distribution_loss, feature_loss
+from edged.speculation.eagle_layer import EagleLevels, first_weights
+from edged.speculation.self_text import continue_prompts, hidden_states, sequences_together
+from edged.speculation.token_rank import most_frequent
+from edged.speculation.training_prompts import make_prompts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,32 +37,48 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from edged.models.architecture import Architecture
-
     Weights = Mapping[str, torch.Tensor]
     Progress = Callable[[str, int, int], None]
     Tokens = npt.NDArray[np.int32]
 
-_NOISE = 0.1
+_FEATURE_LOSS = 1.0
 _TOKEN_LOSS = 0.1
+_LEVEL_SHARE = 0.9
+"""What each further level's loss weighs of the one above it."""
 _HELD_OUT = 16
 """One sequence of so many is not trained on."""
-_BATCH = 8
+_MOST_HELD_OUT = 256
 _SAVE_EVERY = 50
-_TOGETHER = 8
-"""Sequences that the model continues at once."""
 EVALUATED_DEPTH = 4
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What decides the draft that comes out; a run goes on only where all of it is the same."""
+    """What decides the draft that comes out; a run goes on only where all of it is the same.
+
+    Attributes:
+        sequences: Prompts that the model goes on from.
+        prompt_tokens: Most tokens of a prompt.
+        answer_tokens: Tokens behind the longest prompt; all sequences have one length.
+        passes: Over all sequences.
+        rate: Largest learning rate.
+        batch: Sequences of a training step.
+        levels: Levels of a tree that are trained together.
+        chat_share: Part of the prompts that are chats, where the model has a chat template.
+        greedy_share: Part of the answers that take the likeliest tokens; the others are drawn at ``temperature``.
+        temperature: Of those.
+        seed: Of everything random.
+    """
 
     sequences: int = 512
     prompt_tokens: int = 64
     answer_tokens: int = 128
     passes: int = 8
     rate: float = 1e-3
+    batch: int = 8
+    levels: int = 3
+    chat_share: float = 0.5
+    greedy_share: float = 0.5
     temperature: float = 0.7
     seed: int = 0
 
@@ -71,11 +89,21 @@ class TrainingPlan:
             ("prompt_tokens", 4),
             ("answer_tokens", 8),
             ("passes", 1),
+            ("batch", 1),
+            ("levels", 1),
         ):
             if getattr(self, name) < least:
                 raise InvalidArgumentError(f"{name} is {getattr(self, name)}: at least {least}", field=name)
         if not 0 < self.rate <= 1:
             raise InvalidArgumentError(f"rate is {self.rate}: above 0 and at most 1", field="rate")
+        for name in ("chat_share", "greedy_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InvalidArgumentError(f"{name} is {getattr(self, name)}: from 0 to 1", field=name)
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence."""
+        return self.prompt_tokens + self.answer_tokens
 
 
 class DraftTrainer:
@@ -88,11 +116,13 @@ class DraftTrainer:
         plan: How.
         progress: Is told what is being done.
         say: Is told how good the draft is, after each pass.
+        device: ``cpu``, or a device of torch's such as ``cuda``, on which matrix products are of bfloat16.
         threads: Of the CPU; 0 takes every core.
 
     Raises:
         CheckpointError: The model's folder is refused.
         InvalidArgumentError: There is too little text.
+        UnsupportedError: torch has no such device here.
     """
 
     def __init__(
@@ -104,52 +134,68 @@ class DraftTrainer:
         *,
         progress: Progress,
         say: Callable[[str], object] = lambda _: None,
+        device: str = "cpu",
         threads: int = 0,
     ) -> None:
         self._say = say
-        self._model, self._destination, self._plan, self._progress = model, destination, plan, progress
-        tokenizer = Tokenizer.load(model)
-        found = cut_sequences(documents, tokenizer, count=plan.sequences, length=plan.prompt_tokens, least=0)
-        self._prompts = found.sequences.astype(np.int32)
-        if len(self._prompts) < _HELD_OUT:
-            raise InvalidArgumentError(
-                f"the text gives {len(self._prompts)} prompts of {plan.prompt_tokens} tokens: at least {_HELD_OUT} are "
-                "needed; give more text or shorter prompts",
-                field="text",
-            )
-        length = plan.prompt_tokens + plan.answer_tokens
-        self._executor = TorchExecutor(
-            ModelConfig(
-                name="target",
-                path=model,
-                context_length=max(64, length + 1),
-                max_sequences=_TOGETHER,
-                prefill_chunk=length,
-                threads=threads,
-            ),
-            keeps_hidden=True,
+        self._folder, self._destination, self._plan, self._progress = model, destination, plan, progress
+        self._tokenizer = Tokenizer.load(model)
+        template = ChatTemplate.load(model)
+        self._prompts = make_prompts(
+            documents,
+            self._tokenizer,
+            template or None,
+            count=plan.sequences,
+            most_tokens=plan.prompt_tokens,
+            chat_share=plan.chat_share,
+            seed=plan.seed,
+        )
+        torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+        self._a = a = Architecture.read(model)
+        on_gpu = torch.device(device).type == "cuda"
+        self._model = BatchModel(
+            model,
+            device=device,
+            dtype=torch.bfloat16 if on_gpu else torch.float32,
+            sequences=sequences_together(device, plan.length * 4 * a.layers * a.kv_width + 16 * a.vocabulary),
+            length=plan.length,
         )
         self._work = destination.with_name(destination.name + ".training")
 
     def run(self) -> list[float]:
         """Make the draft, and return how often its guesses are right by depth, on sequences that it never saw."""
-        self._executor.load(self._progress)
+        self._model.load(self._progress)
+        self._head = (self._model.head / self._a.logit_divisor).to(self._model.dtype)  # [V, H]
+        self._embedding = self._model.embedding
+        self._angles = (
+            torch.arange(self._plan.length - 1, device=self._model.device)[:, None].float()
+            * self._model.inverse_frequencies()
+        )
         self._work.mkdir(parents=True, exist_ok=True)
         self._forget_other_runs()
         tokens = self._sequences()
-        hidden = self._hidden_states(tokens)
-        weights = self._train(torch.from_numpy(tokens.astype(np.int64)), hidden)
-        held = slice(0, None, _HELD_OUT)
-        accepted = self._acceptance(weights, torch.from_numpy(tokens.astype(np.int64))[held], hidden[held])
-        self._write(weights, accepted)
+        hidden = hidden_states(self._model, tokens, self._progress)
+        data = _Data(torch.from_numpy(tokens.astype(np.int64)), hidden, self._counting_rows(tokens))
+        weights = self._train(data)
+        accepted = self._acceptance(weights, data)
+        answers = tokens[np.arange(tokens.shape[1]) >= self._prompts.lengths[:, None]]
+        counts = np.bincount(answers, minlength=self._a.vocabulary)
+        write_draft(
+            self._destination,
+            self._folder,
+            self._a,
+            {name: each.cpu() for name, each in weights.items()},
+            token_map=most_frequent(counts, self._a.vocabulary // 4 or 1, self._tokenizer.eos_token_ids),
+            notes={"plan": asdict(self._plan), "acceptance_by_depth": accepted},
+        )
         return accepted
 
     def _forget_other_runs(self) -> None:
         """What another plan, model or text has left is of no use."""
         digest = {
             "plan": asdict(self._plan),
-            "model": str(self._model.absolute()),
-            "prompts": int(self._prompts.sum()),
+            "model": str(self._folder.absolute()),
+            "prompts": int(self._prompts.ids.sum()),
         }
         said = self._work / "plan.json"
         if said.exists() and json.loads(said.read_text("utf-8")) != digest:
@@ -160,79 +206,46 @@ class DraftTrainer:
     def _sequences(self) -> Tokens:
         """Prompts and the model's continuations, int32 [S, L]."""
         file, plan = self._work / "sequences.npy", self._plan
-        done: list[Tokens] = list(np.load(file)) if file.exists() else []
+        done = np.load(file) if file.exists() else np.empty((0, plan.length), np.int32)
         count = len(self._prompts)
+        r = np.random.default_rng([plan.seed, 1])
+        heat = np.where(r.random(count) < plan.greedy_share, 0.0, plan.temperature).astype(np.float32)
         while len(done) < count:
-            self._progress("continuing texts", len(done), count)
-            done += self._continue(len(done), self._prompts[len(done) : len(done) + _TOGETHER])
-            _replace(file, partial(_save_array, array=np.array(done, np.int32)))
+            first = len(done)
+            self._progress("continuing texts", first, count)
+            rows = slice(first, min(first + self._model.sequences, count))
+            some = continue_prompts(
+                self._model, self._prompts, rows, temperatures=heat, seed=plan.seed * 1_000_003 + first
+            )
+            done = np.concatenate([done, some])
+            _replace(file, partial(_save_array, array=done))
         self._progress("continuing texts", count, count)
-        assert all(len(each) == plan.prompt_tokens + plan.answer_tokens for each in done)  # noqa: S101
-        return np.array(done, np.int32)
+        return done
 
-    def _continue(self, first: int, prompts: Tokens) -> list[Tokens]:
-        """The model's own continuations of some prompts, drawn with a seed each."""
-        plan, count = self._plan, len(prompts)
-        sequences = [prompt.tolist() for prompt in prompts]
-        rows = [
-            SamplingRow(plan.temperature, seed=plan.seed + first + index, position=0)
-            for index in range(count)
-        ]
-        for index, sequence in enumerate(sequences):
-            sequence.append(self._step([(index, sequence, 0)], [rows[index]])[0])
-        while len(sequences[0]) < plan.prompt_tokens + plan.answer_tokens:
-            parts = [(index, sequence, len(sequence) - 1) for index, sequence in enumerate(sequences)]
-            for sequence, token in zip(sequences, self._step(parts, rows), strict=True):
-                sequence.append(token)
-        return [np.array(sequence, np.int32) for sequence in sequences]
+    def _counting_rows(self, tokens: Tokens) -> torch.Tensor:
+        """Which rows are trained, fp32 ``[S, L - 1]``: row i foresees token i + 2, which must be of the answer."""
+        places = np.arange(tokens.shape[1])
+        answer = places >= self._prompts.lengths[:, None]
+        ends = np.isin(tokens, self._tokenizer.eos_token_ids) & answer
+        over = np.cumsum(ends, 1) - ends > 0  # behind the answer's end
+        counts = np.zeros((len(tokens), tokens.shape[1] - 1), np.float32)
+        counts[:, :-1] = (answer & ~over)[:, 2:]
+        return torch.from_numpy(counts)
 
-    def _step(self, parts: list[tuple[int, list[int], int]], rows: list[SamplingRow]) -> list[int]:
-        """One step of (place, tokens, stored) each: all that is not stored, and the token after it."""
-        pages = self._executor.plan.pages_per_sequence
-        new = [tokens[stored:] for _, tokens, stored in parts]
-        starts = np.cumsum([0, *map(len, new)]).astype(np.int32)
-        batch = StepBatch(
-            token_ids=np.concatenate(new).astype(np.int32),
-            positions=np.concatenate([np.arange(s, len(t), dtype=np.int32) for _, t, s in parts]),
-            sequence_starts=starts,
-            lengths=np.array([stored for _, _, stored in parts], np.int32),
-            page_tables=[
-                np.arange(place * pages, (place + 1) * pages, dtype=np.int32) for place, _, _ in parts
-            ],
-            logit_rows=starts[1:] - 1,
-            sampling=[
-                replace(row, position=len(tokens)) for row, (_, tokens, _) in zip(rows, parts, strict=True)
-            ],
-        )
-        drawn: list[int] = self._executor.step(batch).tolist()
-        return drawn
-
-    def _hidden_states(self, tokens: Tokens) -> torch.Tensor:
-        """The final norm's outputs of whole sequences, fp32 ``[S, L, H]``."""
-        states = torch.empty(*tokens.shape, self._architecture.hidden)
-        for index, sequence in enumerate(tokens.tolist()):
-            self._progress("reading hidden states", index, len(tokens))
-            self._step([(0, sequence, 0)], [SamplingRow()])
-            states[index] = self._executor.hidden
-        self._progress("reading hidden states", len(tokens), len(tokens))
-        return states
-
-    @property
-    def _architecture(self) -> Architecture:
-        return self._executor.plan.architecture
-
-    def _train(self, tokens: torch.Tensor, hidden: torch.Tensor) -> Weights:
+    def _train(self, data: _Data) -> Weights:
         """The draft's weights after every pass, or those that a stopped run has left and what was to do."""
-        plan = self._plan
+        plan, device = self._plan, self._model.device
         torch.manual_seed(plan.seed)
-        weights = {name: torch.nn.Parameter(each) for name, each in first_weights(self._architecture).items()}
-        optimizer = torch.optim.AdamW(weights.values(), lr=plan.rate, betas=(0.9, 0.95), weight_decay=0.0)
-        kept = torch.tensor([index for index in range(len(tokens)) if index % _HELD_OUT])
-        batches = -(-len(kept) // _BATCH)
+        weights = {name: torch.nn.Parameter(each.to(device)) for name, each in first_weights(self._a).items()}
+        optimizer = torch.optim.AdamW(
+            weights.values(), lr=plan.rate, betas=(0.9, 0.95), weight_decay=0.0, fused=device.type == "cuda"
+        )
+        kept = torch.tensor([index for index in range(len(data.tokens)) if index % _HELD_OUT])
+        batches = -(-len(kept) // plan.batch)
         total, done = plan.passes * batches, 0
         state = self._work / "state.pt"
         if state.exists():
-            saved = torch.load(state, weights_only=True)
+            saved = torch.load(state, weights_only=True, map_location=device)
             with torch.no_grad():
                 for name, value in saved["weights"].items():
                     weights[name].copy_(value)
@@ -241,10 +254,10 @@ class DraftTrainer:
         while done < total:
             epoch, batch = divmod(done, batches)
             order = torch.randperm(len(kept), generator=torch.Generator().manual_seed(plan.seed + epoch))
-            some = kept[order[batch * _BATCH : (batch + 1) * _BATCH]]
+            some = kept[order[batch * plan.batch : (batch + 1) * plan.batch]]
             for group in optimizer.param_groups:
                 group["lr"] = plan.rate * _share(done, total)
-            loss = self._loss(weights, tokens[some], hidden[some], seed=plan.seed + done)
+            loss = self._loss(weights, data.part(some, device))
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(weights.values(), 1.0)
@@ -259,103 +272,72 @@ class DraftTrainer:
                 _replace(state, partial(torch.save, content))
             self._progress("training", done, total)
             if done % batches == 0:
-                held = slice(0, None, _HELD_OUT)
-                rates = self._acceptance(weights, tokens[held], hidden[held])
-                shown = " ".join(f"{rate:.0%}" for rate in rates)
+                shown = " ".join(f"{rate:.0%}" for rate in self._acceptance(weights, data))
                 self._say(
                     f"pass {done // batches} of {plan.passes}: loss {float(loss.detach()):.3f}, right by depth {shown}"
                 )
         return {name: each.detach() for name, each in weights.items()}
 
-    def _loss(
-        self, weights: Weights, tokens: torch.Tensor, hidden: torch.Tensor, *, seed: int
-    ) -> torch.Tensor:
-        """Of a batch of sequences ``[B, L]`` and their hidden states ``[B, L, H]``."""
-        noise = torch.rand(hidden[:, :-1].shape, generator=torch.Generator().manual_seed(seed)) - 0.5
-        shown = hidden[:, :-1] + _NOISE * 2 * noise * hidden.std()
-        out = self._forward(weights, tokens[:, 1:], shown)
-        wanted = hidden[:, 1:]
-        regression = functional.smooth_l1_loss(out, wanted)
-        likely = (wanted @ self._logits_of.t()).softmax(-1)
-        guessed = (out @ self._logits_of.t()).log_softmax(-1)
-        return regression - _TOKEN_LOSS * (likely * guessed).sum(-1).mean()
+    def _outs(self, weights: Weights, data: _Data, levels: int) -> list[torch.Tensor]:
+        """Each level's outputs ``[B, L - 1, H]``."""
+        with torch.autocast(data.tokens.device.type, torch.bfloat16, enabled=data.tokens.is_cuda):
+            embedded = self._embedding[data.tokens[:, 1:]].float() * self._a.embedding_scale
+            layer = EagleLevels(weights, self._a, embedded, self._angles)
+            outs = [layer.run(data.hidden[:, :-1].float())]
+            while len(outs) < levels:
+                outs.append(layer.run(layer.shifted(outs[-1])))
+        return outs
 
-    @property
-    def _logits_of(self) -> torch.Tensor:
-        """The LM head with the model's divisor in it, ``[V, H]``."""
-        return self._executor.head.float() / self._architecture.logit_divisor
-
-    def _forward(self, weights: Weights, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Outputs ``[B, n, H]`` of rows (hidden state at position i, token i + 1)."""
-        a = self._architecture
-        embedded = self._executor.buffers["embedding"].float()[tokens] * a.embedding_scale
-        return eagle_layer(weights, a, embedded, hidden, self._angles(tokens.shape[1]))
-
-    def _angles(self, count: int) -> torch.Tensor:
-        """``[n, D / 2]`` of positions 0 to n - 1."""
-        a = self._architecture
-        frequencies = torch.from_numpy(
-            a.rope.inverse_frequencies(a.head_dim, self._executor.plan.context_length)
-        )
-        return torch.arange(count)[:, None].float() * frequencies
+    def _loss(self, weights: Weights, data: _Data) -> torch.Tensor:
+        """Of a batch: row i of each level stands for the hidden state at position i + 1."""
+        outs = [out.flatten(0, 1) for out in self._outs(weights, data, self._plan.levels)]  # [R, H]
+        wanted = data.hidden[:, 1:].flatten(0, 1)
+        places = torch.arange(data.counts.shape[1], device=data.counts.device)
+        counted = torch.stack([(data.counts * (places >= level)).flatten() for level in range(len(outs))])
+        shares = _LEVEL_SHARE ** torch.arange(len(outs), device=wanted.device)
+        losses = _TOKEN_LOSS * distribution_loss(self._head, wanted, counted, outs)
+        if _FEATURE_LOSS:
+            features = [feature_loss(out, wanted, rows) for out, rows in zip(outs, counted, strict=True)]
+            losses = losses + _FEATURE_LOSS * torch.stack(features)
+        result: torch.Tensor = (losses * shares).sum() / shares.sum()
+        return result
 
     @torch.no_grad()
-    def _acceptance(self, weights: Weights, tokens: torch.Tensor, hidden: torch.Tensor) -> list[float]:
+    def _acceptance(self, weights: Weights, data: _Data) -> list[float]:
         """How often the draft's likeliest chain goes on as the sequence did, by depth, given that it did so far.
 
-        From the second level on a row sees guesses in the place of the sequence before it, too: rather too low.
+        Only sequences that are held out count.
         """
-        rates = []
-        right = torch.ones(tokens.shape[0], tokens.shape[1] - 1, dtype=torch.bool)
-        shown, after = hidden[:, :-1], tokens[:, 1:]
-        for depth in range(EVALUATED_DEPTH):
-            out = self._forward(weights, after, shown)
-            guess = (out @ self._logits_of.t()).argmax(-1)  # [S, n]
-            n = guess.shape[1] - 1  # the last row's token was not recorded
-            fits = guess[:, :n] == tokens[:, 2 + depth : 2 + depth + n]
-            tried = right[:, :n]
-            rates.append(float((fits & tried).sum()) / max(1, int(tried.sum())))
-            right = tried & fits
-            # One level deeper each row is (its own output, its own guess), as a chain of drafts has it.
-            shown, after = out[:, :n], guess[:, :n]
-        return rates
-
-    def _write(self, weights: Weights, accepted: list[float]) -> None:
-        """The draft's folder, as a whole."""
-        part = self._destination.with_name(self._destination.name + ".part")
-        part.mkdir(exist_ok=True)
-        config = json.loads((self._model / "config.json").read_text("utf-8"))
-        kept = {key: value for key, value in config.items() if key in _KEPT_KEYS}
-        a = self._architecture
-        mup = a.model_type == "minicpm"
-        kept |= {
-            "architectures": ["EagleForCausalLM"],
-            "model_type": "minicpm" if mup else "llama",
-            "num_hidden_layers": 1,
-            "head_dim": a.head_dim,
-            "hidden_act": "silu",
-            "tie_word_embeddings": True,
-            "edged": {"plan": asdict(self._plan), "acceptance_by_depth": accepted},
-        }
-        if mup:
-            kept["mup_denominator"] = a.layers + 1
-        (part / "config.json").write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
-        save_file({name: each.contiguous() for name, each in weights.items()}, part / "model.safetensors")
-        Eagle.read(part, a)  # what the daemon would refuse is not written
-        if self._destination.exists():
-            for file in self._destination.iterdir():
-                file.unlink()
-            self._destination.rmdir()
-        part.rename(self._destination)
+        held = torch.arange(0, len(data.tokens), _HELD_OUT)
+        held = held[:: -(-len(held) // _MOST_HELD_OUT)]
+        fits = torch.zeros(EVALUATED_DEPTH, dtype=torch.int64)
+        tried = torch.zeros(EVALUATED_DEPTH, dtype=torch.int64)
+        for some in held.split(self._plan.batch):
+            part = data.part(some, self._model.device)
+            counts = part.counts > 0
+            right = torch.ones_like(counts)
+            for depth, out in enumerate(self._outs(weights, part, EVALUATED_DEPTH)):
+                guess = (out.to(self._head.dtype) @ self._head.t()).argmax(-1)  # [B, L - 1]
+                following = torch.nn.functional.pad(part.tokens[:, 2:], (0, 1), value=-1)
+                asked = right & counts
+                right = asked & (guess == following)
+                tried[depth] += asked.sum().cpu()
+                fits[depth] += right.sum().cpu()
+                right = torch.nn.functional.pad(right[:, :-1], (1, 0))  # the next level's row is the next one
+        return [float(good) / max(1, int(all_)) for good, all_ in zip(fits, tried, strict=True)]
 
 
-_KEPT_KEYS = frozenset(
-    {
-        "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size", "rms_norm_eps",
-        "max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "scale_emb", "scale_depth",
-        "dim_model_base",
-    }
-)  # fmt: skip
+@dataclass(frozen=True)
+class _Data:
+    """Sequences: token ids int64 ``[S, L]``, hidden states ``[S, L, H]`` and which rows count ``[S, L - 1]``."""
+
+    tokens: torch.Tensor
+    hidden: torch.Tensor
+    counts: torch.Tensor
+
+    def part(self, some: torch.Tensor, device: torch.device) -> _Data:
+        """Some of them, on a device."""
+        return _Data(*(each[some].to(device) for each in (self.tokens, self.hidden, self.counts)))
 
 
 def acceptance_length(rates: list[float]) -> float:

@@ -24,7 +24,8 @@ from edged.models.eagle import Eagle
 from edged.speculation.eagle_draft import EagleDraft
 from edged.speculation.eagle_layer import first_weights
 from edged.speculation.expansion import PRIOR_RATES
-from edged.speculation.training import DraftTrainer, TrainingPlan, acceptance_length
+from edged.speculation.self_text import hidden_states
+from edged.speculation.training import DraftTrainer, TrainingPlan, _Data, acceptance_length
 
 PLAN = TrainingPlan(sequences=64, prompt_tokens=16, answer_tokens=32, passes=4, rate=3e-3, temperature=0.0)
 
@@ -59,10 +60,12 @@ def test_a_trained_draft_is_right_more_often_and_runs(tmp_path, changes):
     model = write_model(tmp_path / "model", **changes)
     said = []
     trainer, accepted = train(model, tmp_path / "draft", say=said.append)
-    hidden = trainer._hidden_states(trainer._sequences())
-    tokens = torch.from_numpy(trainer._sequences().astype("int64"))
+    tokens = trainer._sequences()
+    hidden = hidden_states(trainer._model, tokens, lambda *_: None)
+    tokens = torch.from_numpy(tokens.astype("int64"))
     torch.manual_seed(0)
-    before = trainer._acceptance(first_weights(Architecture.read(model)), tokens[::16], hidden[::16])
+    data = _Data(tokens, hidden, trainer._counting_rows(tokens.numpy()))
+    before = trainer._acceptance(first_weights(Architecture.read(model)), data)
     assert accepted[0] > before[0] + 0.1
     assert len(said) == PLAN.passes
     assert "right by depth" in said[-1]
@@ -128,7 +131,9 @@ def test_another_plan_begins_anew(tmp_path):
 
 def test_too_little_text_is_refused(tmp_path):
     model = write_model(tmp_path / "model")
-    with pytest.raises(InvalidArgumentError, match="at least 16 are needed"):
+    with pytest.raises(
+        InvalidArgumentError, match="has 11 characters: 64 prompts of up to 8 tokens need at least 256"
+    ):
         DraftTrainer(
             model, tmp_path / "draft", ["a few words"], replace(PLAN, prompt_tokens=8), progress=print
         )

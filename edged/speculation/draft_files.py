@@ -1,0 +1,77 @@
+"""Writes a trained draft's folder, in MiniCPM4's layout, with the token map of what its model writes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import save_file
+
+from edged.models.eagle import Eagle
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from edged.models.architecture import Architecture
+
+TOKEN_MAP = "token_map.json"  # noqa: S105 - a file's name
+_KEPT_KEYS = frozenset(
+    {
+        "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size", "rms_norm_eps",
+        "max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "scale_emb", "scale_depth",
+        "dim_model_base",
+    }
+)  # fmt: skip
+
+
+def write_draft(
+    destination: Path,
+    model: Path,
+    a: Architecture,
+    weights: Mapping[str, torch.Tensor],
+    *,
+    token_map: Sequence[int],
+    notes: Mapping[str, object],
+) -> None:
+    """Write the folder as a whole; matrices in float16 where that holds them.
+
+    Args:
+        destination: The folder, which takes the place of one that is there.
+        model: The target's.
+        a: The target's hyper-parameters.
+        weights: By their names in the layout, fp32 on the CPU.
+        token_map: Frequent token ids.
+        notes: What ``config.json`` says of the training.
+    """
+    part = destination.with_name(destination.name + ".part")
+    part.mkdir(exist_ok=True)
+    config = json.loads((model / "config.json").read_text("utf-8"))
+    kept = {key: value for key, value in config.items() if key in _KEPT_KEYS}
+    mup = a.model_type == "minicpm"
+    kept |= {
+        "architectures": ["EagleForCausalLM"],
+        "model_type": "minicpm" if mup else "llama",
+        "num_hidden_layers": 1,
+        "head_dim": a.head_dim,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "edged": dict(notes),
+    }
+    if mup:
+        kept["mup_denominator"] = a.layers + 1
+    (part / "config.json").write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+    (part / TOKEN_MAP).write_text(json.dumps(list(token_map)) + "\n", "utf-8")
+    save_file({name: _halved(each) for name, each in weights.items()}, part / "model.safetensors")
+    Eagle.read(part, a)  # what the daemon would refuse is not written
+    if destination.exists():
+        for file in destination.iterdir():
+            file.unlink()
+        destination.rmdir()
+    part.rename(destination)
+
+
+def _halved(weight: torch.Tensor) -> torch.Tensor:
+    half = weight.to(torch.float16).contiguous()
+    return half if bool(half.isfinite().all()) else weight.contiguous()
