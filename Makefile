@@ -9,6 +9,8 @@ BASE := $(VENV)/.installed
 TESTS := $(VENV)/.installed-test
 PROTOS := $(shell find protos -name '*.proto')
 export PYTHONUNBUFFERED := 1
+# Tests start hundreds of processes: compiling edged's modules anew in each would take longer than the tests.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-systemd check format soak fuzz kernels bench deb clean
