@@ -16,6 +16,8 @@ from edged.client import Client
 from edged.v1 import control_pb2, inference_pb2
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+EMPTY_SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+MESSAGE = 2**20 - 1024
 GROWTH = 48 * 2**20
 """Bytes that the daemon may keep of an attack: gRPC's buffers and arenas, which it uses again."""
 
@@ -33,14 +35,51 @@ def send(place, data, *, seconds=10.0):
     return said
 
 
+def frames(numbers, size):
+    """HTTP/2 frames of any type, flags, stream and content, ``size`` bytes or a little more."""
+    parts = [PREFACE, EMPTY_SETTINGS]
+    while size > 0:
+        length = numbers.randrange(16384)
+        head = length.to_bytes(3, "big") + bytes([numbers.randrange(12), numbers.randrange(256)])
+        parts.append(head + numbers.randrange(64).to_bytes(4, "big") + numbers.randbytes(length))
+        size -= length + 9
+    return b"".join(parts)
+
+
+def pour(place, data):
+    """Send bytes until the other side takes no more; return how many it, or the kernel for it, has taken."""
+    taken = 0
+    with contextlib.suppress(OSError), socket.create_connection(place, timeout=10) as connection:
+        view = memoryview(data)
+        while taken < len(data):
+            taken += connection.send(view[taken:])
+    return taken
+
+
 def attack_with_garbage(target, total, seed):
     numbers = random.Random(seed)
+    noise = numbers.randbytes(2**20)
+    kinds = [
+        lambda: noise[numbers.randrange(2**19) :],
+        lambda: PREFACE + noise[numbers.randrange(2**19) :],
+        lambda: frames(numbers, 2**18),
+        # a header that announces the largest frame and a body of it, over and over
+        lambda: PREFACE + EMPTY_SETTINGS + (b"\x00\x40\x00\x00\x00\x00\x00\x00\x01" + noise[:16384]) * 32,
+    ]
+    for kind in kinds:  # what the daemon keeps, it keeps from the first ones on
+        pour(target.place, kind())
     before = target.memory()
-    sent = 0
-    while sent < total:
-        piece = numbers.randbytes(min(2**20, total - sent))
-        send(target.place, (PREFACE if numbers.random() < 0.5 else b"") + piece)
-        sent += len(piece)
+    taken = 0
+    while taken < total:
+        taken += pour(target.place, numbers.choice(kinds)())
+    # Most of that the daemon sends away unread. A message of a call it has to read: it is garbage all the same.
+    with grpc.insecure_channel(target.address) as channel:
+        call = channel.unary_unary("/edged.v1.Inference/Tokenize")
+        for number in range(total // MESSAGE):
+            garbage = noise[number % 1000 :][:MESSAGE]
+            with pytest.raises(grpc.RpcError) as caught:
+                call(garbage, timeout=30)
+            assert caught.value.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL)
     target.answer()
     assert target.memory() - before < GROWTH
 
@@ -63,7 +102,7 @@ def test_a_gigabyte_of_garbage_on_the_port(target):
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
         b"SSH-2.0-OpenSSH_9.2\r\n",
         b"\0" * 1000,
-        PREFACE + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00" + b"\xff" * 100,
+        PREFACE + EMPTY_SETTINGS + b"\xff" * 100,
     ],
 )
 def test_another_protocol_is_sent_away(target, request_bytes):
@@ -105,9 +144,8 @@ def test_five_hundred_slow_connections_hold_up_nobody(target):
 
 def test_a_client_that_pings_without_end_is_let_go(target):
     ping = b"\x00\x00\x08\x06\x00\x00\x00\x00\x00" + b"12345678"
-    settings = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
     with socket.create_connection(target.place, timeout=20) as connection:
-        connection.sendall(PREFACE + settings)
+        connection.sendall(PREFACE + EMPTY_SETTINGS)
         said = b""
         with contextlib.suppress(OSError):
             for _ in range(200):
