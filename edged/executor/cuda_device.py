@@ -207,7 +207,7 @@ class CudaDevice:
             norm = RmsNormalizer(find("rms_norm"), dtype=plan.dtype)
             multiply = SiluMultiplier(find("silu_mul"), dtype=plan.dtype)
             best = Argmaxer(find("argmax"), dtype="float32")
-            draw = Sampler(find("sample"))
+            draw = Sampler(find("sample"), multiprocessors=self.multiprocessors)
             skinny = SkinnyLinearMultiplier(
                 find("skinny_linear"),
                 multiprocessors=self.multiprocessors,

@@ -24,6 +24,7 @@ from edged.executor.cuda_operators import CudaOperators
 from edged.executor.cuda_packed import PackedLoader
 from edged.executor.cuda_staging import Staging
 from edged.executor.cuda_trees import TreeSteps
+from edged.executor.device_options import DeviceOptions
 from edged.executor.host_sampler import draw as draw_on_host
 from edged.executor.page_copies import PageCopies
 from edged.executor.torch_buffers import allocate
@@ -63,6 +64,8 @@ class Bucket:
     """The same for steps none of whose queries attends sparsely: the launches of block selection are left out."""
     draw: Callable[[], None]
     """Draws the rows with a temperature, after either."""
+    draw_with_options: Callable[[], None]
+    """Draws these and the rows with options."""
 
 
 class CudaExecutor(Executor):
@@ -131,6 +134,7 @@ class CudaExecutor(Executor):
         self._staging = Staging(plan, self.device.host_words(len(self.buffers["step"])))
         self._drawn = self.device.host_words(most_logit_rows(plan))
         self._logits = self.device.host_words(plan.architecture.vocabulary).view(np.float32)
+        self._options = DeviceOptions(step_buffers(plan), self.device.host_words)
         self._pages = PageCopies(self.buffers)
         self._trees = TreeSteps(
             plan, self.buffers, self.device, self._kernels, decoder=self._decoder, drawn=self._drawn
@@ -151,12 +155,17 @@ class CudaExecutor(Executor):
         warm = self._staging.write_sampling(places, batch.sampling)
         self.device.upload(self.buffers["step"], self._staging.words)
         self._replay(bucket, batch)
-        if warm:
+        if self._options.write(places, batch.sampling):
+            for name, words in self._options.parts():
+                self.device.upload(self.buffers[name].view(-1)[: len(words)], words)
+            bucket.draw_with_options()
+        elif warm:
             bucket.draw()
         self.device.synchronize()
         drawn: Int32Array = self._drawn[places]
+        done = self._options.finish(drawn)
         for index, row in enumerate(batch.sampling):
-            if not row.simple:
+            if not row.simple and index not in done:
                 drawn[index] = self._draw_on_host(int(places[index]), row)
         return drawn
 
@@ -235,7 +244,7 @@ class CudaExecutor(Executor):
     def close(self) -> None:
         """Drop graphs and buffers, and leave the device."""
         self._buckets: tuple[Bucket, ...] = ()
-        for name in ("_kernels", "_decoder", "_staging", "_pages", "_trees"):
+        for name in ("_kernels", "_decoder", "_staging", "_options", "_pages", "_trees"):
             self.__dict__.pop(name, None)
         self.buffers = {}
         device = self.__dict__.pop("device", None)
@@ -263,7 +272,7 @@ class CudaExecutor(Executor):
         plan = self.plan
         sizes = bucket_sizes(plan)
         arrived = self.buffers["arrived"]
-        draws: dict[int, Callable[[], None]] = {}
+        draws: dict[int, tuple[Callable[[], None], Callable[[], None]]] = {}
         buckets = []
         self._staging.words[:] = 0  # no sequence: only padding runs
         self._staging.words[: sizes[-1]] = -1
@@ -283,8 +292,9 @@ class CudaExecutor(Executor):
                 dense = CudaOperators(plan, self.buffers, self._kernels, tokens, dense=True)
                 replay_dense = self.device.capture(partial(self._forward, dense))
             if rows not in draws:
-                draws[rows] = self.device.capture(partial(self._draw, operators))
-            buckets.append(Bucket(tokens, rows, replay, replay_dense, draws[rows]))
+                plain, full = partial(self._draw, operators), partial(self._draw, operators, options=True)
+                draws[rows] = self.device.capture(plain), self.device.capture(full)
+            buckets.append(Bucket(tokens, rows, replay, replay_dense, *draws[rows]))
         self._trees.capture(progress)
         self.device.synchronize()
         assert not arrived.any(), "selection leaves its counters at zero"  # noqa: S101
@@ -299,11 +309,14 @@ class CudaExecutor(Executor):
         self._kernels.argmax(Argmax(DeviceArray.of(logits), DeviceArray.of(drawn)))
         self.device.download(self._drawn[: operators.rows], drawn)
 
-    def _draw(self, operators: CudaOperators) -> None:
-        """What follows where a row has a temperature."""
-        drawn = self.buffers["drawn"][: operators.rows]
-        self._kernels.sample(operators.sampling(drawn))
-        self.device.download(self._drawn[: operators.rows], drawn)
+    def _draw(self, operators: CudaOperators, *, options: bool = False) -> None:
+        """What follows where a row has a temperature, or options."""
+        drawn, rows = self.buffers["drawn"][: operators.rows], operators.rows
+        self._kernels.sample(operators.sampling(drawn, options=options))
+        self.device.download(self._drawn[:rows], drawn)
+        if options:
+            logprobs = self.buffers["sample_logprobs"][:rows].view(-1)
+            self.device.download(self._options.logprobs[: logprobs.numel()], logprobs)
 
     def _replay(self, bucket: Bucket | TreeBucket, batch: StepBatch) -> None:
         """Enqueue a staged step."""

@@ -15,7 +15,7 @@ from plugins_trt.attention.contract import Attention
 from plugins_trt.contract import Batch, DeviceArray
 from plugins_trt.embedding.contract import Embedding
 from plugins_trt.rms_norm.contract import RmsNorm
-from plugins_trt.sample.contract import Sample
+from plugins_trt.sample.contract import Options, Sample
 from plugins_trt.silu_mul.contract import SiluMul
 
 if TYPE_CHECKING:
@@ -211,9 +211,9 @@ class CudaOperators:
         """``[R, H]`` to fp32 ``[R, V]``; of all T rows, the first R."""
         return self._linear.logits(hidden[: self.rows], head, self.logits_out, 1.0 / divisor)
 
-    def sampling(self, drawn: torch.Tensor) -> Sample:
-        """How the rows that have a temperature are drawn from :attr:`logits_out` into ``drawn``, int32 ``[R]``."""
-        data = self.data
+    def sampling(self, drawn: torch.Tensor, *, options: bool = False) -> Sample:
+        """How the rows that have a temperature, or ``options``, are drawn from :attr:`logits_out` into ``drawn``, int32 ``[R]``."""
+        data, buffers = self.data, self._buffers
         return Sample(
             logits=_of(self.logits_out),
             temperatures=_of(data.temperatures),
@@ -221,6 +221,16 @@ class CudaOperators:
             top_ps=_of(data.top_ps),
             numbers=_of(data.numbers),
             ids=_of(drawn),
+            workspace=_of(buffers["sample_workspace"]),
+            options=Options(
+                rows=_of(buffers["sample_rows"][: self.rows]),
+                entries=_of(buffers["sample_entries"]),
+                raw=_of(buffers["sample_raw"]),
+                masks=_of(buffers["sample_masks"]),
+                logprobs=_of(buffers["sample_logprobs"][: self.rows]),
+            )
+            if options
+            else None,
         )
 
     def one_row_of_logits(self, hidden: torch.Tensor, head: Linear[torch.Tensor], divisor: float) -> None:

@@ -115,12 +115,12 @@ class Staging:
             sampling: How each is drawn.
 
         Returns:
-            Whether any row has to be drawn rather than to take the largest logit.
+            Whether any simple row has to be drawn rather than to take the largest logit.
         """
         warm = [
             (place, row)
             for place, row in zip(places.tolist(), sampling, strict=True)
-            if row.simple and row.temperature > 0.0
+            if row.temperature > 0.0
         ]
         self._temperatures[:] = 0.0
         if not warm:
@@ -135,4 +135,4 @@ class Staging:
         else:
             seeds, positions = [row.seed for _, row in warm], [row.position for _, row in warm]
             self._numbers[[place for place, _ in warm]] = uniforms(seeds, positions)
-        return True
+        return any(row.simple for _, row in warm)

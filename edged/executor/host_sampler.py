@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from plugins_trt.sample.philox import uniform
+from plugins_trt.sample.rows import UNIT, Terms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,6 +48,9 @@ class AllowedTokens(Protocol):
 
     def allowed(self) -> BoolArray | None:
         """Whether each token id may come next, bool [V]; None: every one may. May wait for its computation."""
+
+    def allowed_bits(self) -> bytes | None:
+        """The same, a bit each, the lowest of a byte first; what is beyond its end may not come."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,49 @@ class HostSampler:
         self.logprobs = _logprobs(logits, token_id, wanted) if wanted >= 0 and token_id >= 0 else None
         return token_id
 
+    def terms(self) -> Terms:
+        """What the next row's draw needs beside temperature, top_k, top_p, seed and position, for a device's sampler.
+
+        May wait for the constraint.
+        """
+        options, seen, answer = self.options, self._seen, self._answer
+        early = self._answered < options.min_tokens
+        none = np.empty(0, np.int64)
+        return Terms(
+            min_p=options.min_p,
+            typical_p=options.typical_p,
+            repetition=options.repetition_penalty,
+            presence=options.presence_penalty,
+            frequency=options.frequency_penalty,
+            bias_ids=self._bias_ids,
+            biases=self._biases,
+            seen=none if seen is None else seen.ids,
+            answered=none if answer is None else answer.ids,
+            counts=none if answer is None else answer.counts,
+            forbidden=np.concatenate(
+                [none if self._bad is None else self._bad.forbidden(), self._ends if early else none]
+            ),
+            mask=None if self.constraint is None else self.constraint.allowed_bits(),
+            logprobs=options.logprobs,
+        )
+
+    def note(self, token_id: int, record: npt.NDArray[np.void]) -> None:
+        """A device has drawn a token by :meth:`terms`.
+
+        Args:
+            token_id: It, or ``NO_TOKEN``.
+            record: One of :data:`plugins_trt.sample.rows.LOGPROBS`, which says something where logprobs were asked for.
+        """
+        wanted = self.options.logprobs
+        self.logprobs = None
+        if wanted >= 0 and token_id >= 0:
+            total = float(record["largest"]) + float(np.log(float(record["total"]) / UNIT))
+            self.logprobs = Logprobs(
+                float(record["chosen"]) - total,
+                tuple(record["ids"][:wanted].tolist()),
+                tuple((record["values"][:wanted].astype(np.float64) - total).tolist()),
+            )
+
     def _processed(self, logits: FloatArray) -> FloatArray:
         """Steps 1 to 4, fp32 ``[V]``."""
         options = self.options
@@ -185,12 +232,13 @@ def _draw(scores: FloatArray, row: SamplingRow, options: HostOptions) -> int:
     if row.temperature < _SMALLEST_TEMPERATURE:
         return best
     vocabulary = len(scores)
-    weights = np.exp((scores - scores[best]) / np.float32(row.temperature))  # [V]
+    distances = (scores[best] - scores) / np.float32(row.temperature)  # [V]
+    weights = np.exp(-distances)  # [V]
     top_k = row.top_k if 0 < row.top_k < vocabulary else 0
     keys = _rank_keys(scores)
     for ranks in (*(each for each in _FIRST_RANKS if top_k <= each < vocabulary), vocabulary):
         ids = _first_ids(keys, ranks)
-        token_id = _among(ids, weights=weights, top_k=top_k, row=row, options=options)
+        token_id = _among(ids, weights=weights, distances=distances, top_k=top_k, row=row, options=options)
         if token_id is not None:
             return token_id
     raise AssertionError("all ranks decide every draw")
@@ -215,6 +263,7 @@ def _among(
     ids: npt.NDArray[np.int64],
     *,
     weights: FloatArray,
+    distances: FloatArray,
     top_k: int,
     row: SamplingRow,
     options: HostOptions,
@@ -234,7 +283,7 @@ def _among(
     if not cut and not whole:
         return None
     if options.typical_p < 1:
-        ids = ids[:count][_typical(w[:count], options.typical_p)]
+        ids = ids[:count][_typical(w[:count], distances[ids[:count]], options.typical_p)]
         c = np.cumsum(weights[ids], dtype=np.float64)
         count = len(ids)
         mass = float(c[-1])
@@ -246,11 +295,13 @@ def _among(
     return int(ids[min(place, count - 1)])
 
 
-def _typical(weights: npt.NDArray[np.float64], mass: float) -> BoolArray:
-    """Which of the tokens are the most typical ones that make up ``mass``; those that tie with the last one, too."""
+def _typical(weights: npt.NDArray[np.float64], distances: FloatArray, mass: float) -> BoolArray:
+    """Which of the tokens are the most typical ones that make up ``mass``; those that tie with the last one, too.
+
+    How far a token's information is from its mean is how far its distance from the largest logit is from that one's mean.
+    """
     p = weights / weights.sum()
-    information = -np.log(p)
-    deviations = np.abs(information - (p * information).sum())
+    deviations = np.abs(distances - np.float32((p * distances).sum()))
     order = np.argsort(deviations, kind="stable")
     last = min(int(np.count_nonzero(np.cumsum(p[order]) < mass)), len(p) - 1)
     kept: BoolArray = deviations <= deviations[order[last]]

@@ -169,12 +169,15 @@ class TensorRTExecutor(Executor):
             return draw_on_host(self.logits(batch), batch.sampling)
         steps.stage(batch, tokens, batch.logit_rows)
         warm = steps.stage_sampling(batch)
-        draw = steps.run(batch, tokens)
-        if warm:
+        draw, draw_with_options = steps.run(batch, tokens)
+        if steps.write_options(batch):
+            draw_with_options()
+        elif warm:
             draw()
         drawn = steps.drawn(count)
+        done = steps.finish_options(drawn)
         for index, row in enumerate(batch.sampling):
-            if not row.simple:
+            if not row.simple and index not in done:
                 drawn[index] = draw_on_host(steps.logits(index)[None], [row])[0]
         return drawn
 

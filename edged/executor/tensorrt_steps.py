@@ -12,6 +12,7 @@ from edged.engine.graph import LOGITS
 from edged.engine.shapes import PREFILL_STEP, EngineShapes
 from edged.errors import LedgerError
 from edged.executor.cuda_staging import Staging
+from edged.executor.device_options import DeviceOptions
 from edged.memory.cuda_buffers import (
     StepLayout,
     attention_workspace,
@@ -21,11 +22,12 @@ from edged.memory.cuda_buffers import (
     logit_rows,
 )
 from edged.memory.specs import ELEMENT_BYTES, PAGE_TOKENS
-from edged.memory.tensorrt_buffers import CONTEXT
+from edged.memory.tensorrt_buffers import CONTEXT, tensorrt_step_buffers
 from edged.models.weights import EMBEDDING, HEAD
 from plugins_trt.argmax.contract import Argmax
 from plugins_trt.contract import MAX_DECODE, DeviceArray, round_up
-from plugins_trt.sample.contract import Sample
+from plugins_trt.sample.contract import WORKSPACE, Options, Sample
+from plugins_trt.sample.rows import LOGPROB_WORDS, ROW_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -54,6 +56,8 @@ class Bucket:
     """The same for steps none of whose queries attends sparsely."""
     draw: Callable[[], None]
     """Draws the rows with a temperature, after either."""
+    draw_with_options: Callable[[], None]
+    """Draws these and the rows with options."""
 
 
 class EngineSteps:
@@ -89,6 +93,8 @@ class EngineSteps:
         self._at = at = StepLayout.of(plan)
         self._staging = Staging(plan, device.host_words(at.words))
         self._drawn = device.host_words(logit_rows(plan, bucket_sizes(plan)[-1]))
+        self._buffers = {spec.name: spec for spec in tensorrt_step_buffers(plan)}
+        self._options = DeviceOptions(tuple(self._buffers.values()), device.host_words)
         self._row = device.host_words(plan.architecture.vocabulary)
         self._prefill = engine.context(_PREFILL, pointers[CONTEXT], self._bindings())
         self.buckets: tuple[Bucket, ...] = ()
@@ -114,7 +120,7 @@ class EngineSteps:
         self._staging.words[:] = 0  # no sequence: only padding runs
         device.upload(self._pointers["step"], self._staging.words)
         sizes, bindings = captured_sizes(plan), self._bindings()
-        draws: dict[int, Callable[[], None]] = {}
+        draws: dict[int, tuple[Callable[[], None], Callable[[], None]]] = {}
         buckets = []
         for index, tokens in enumerate(sizes):
             progress("capturing graphs", index, len(sizes))
@@ -125,8 +131,9 @@ class EngineSteps:
             if has_dense_graph(plan, tokens):
                 replay_dense = device.capture(partial(self._forward, context, rows, dense=True))
             if rows not in draws:
-                draws[rows] = device.capture(partial(self._draw, rows))
-            buckets.append(Bucket(tokens, rows, replay, replay_dense, draws[rows]))
+                plain, full = partial(self._draw, rows), partial(self._draw, rows, options=True)
+                draws[rows] = device.capture(plain), device.capture(full)
+            buckets.append(Bucket(tokens, rows, replay, replay_dense, *draws[rows]))
         device.synchronize()
         progress("capturing graphs", len(sizes), len(sizes))
         self.buckets = tuple(buckets)
@@ -153,18 +160,31 @@ class EngineSteps:
         """Write how the rows are drawn; return whether any is drawn rather than the largest taken."""
         return self._staging.write_sampling(np.arange(len(batch.sampling), dtype=np.int32), batch.sampling)
 
-    def run(self, batch: StepBatch, tokens: int) -> Callable[[], None]:
-        """Enqueue a staged step; what is returned enqueues the draw of its warm rows."""
+    def run(self, batch: StepBatch, tokens: int) -> tuple[Callable[[], None], Callable[[], None]]:
+        """Enqueue a staged step; what is returned enqueues the draw of its warm rows, and that with options."""
         self._device.upload(self._pointers["step"], self._staging.words)
         if tokens <= MAX_DECODE:
             rule, bucket = self._plan.selection, self._bucket(tokens)
             dense = rule is None or int(batch.positions.max()) + 1 < rule.dense_below
             (bucket.replay_dense if dense else bucket.replay)()
-            return bucket.draw
+            return bucket.draw, bucket.draw_with_options
         rows = self.rows(tokens)
         self._prefill.set_shapes(self._shapes(tokens))
         self._forward(self._prefill, rows)
-        return partial(self._draw, rows)
+        return partial(self._draw, rows), partial(self._draw, rows, options=True)
+
+    def write_options(self, batch: StepBatch) -> bool:
+        """Enqueue the copies of the rows' options, which may wait for masks; False where there are none."""
+        places = np.arange(len(batch.sampling), dtype=np.int32)
+        if not self._options.write(places, batch.sampling):
+            return False
+        for name, words in self._options.parts():
+            self._device.upload(self._pointers[name], words)
+        return True
+
+    def finish_options(self, drawn: Int32Array) -> set[int]:
+        """Tell the samplers of the tokens; the rows that were drawn with options."""
+        return self._options.finish(drawn)
 
     def drawn(self, count: int) -> Int32Array:
         """Wait for the step, and take its first ids, int32 ``[count]``."""
@@ -223,8 +243,8 @@ class EngineSteps:
         self._kernels.argmax(Argmax(self._logits_of(rows), drawn))
         self._device.download(self._drawn[:rows], drawn.pointer)
 
-    def _draw(self, rows: int) -> None:
-        """What follows where a row has a temperature."""
+    def _draw(self, rows: int, *, options: bool = False) -> None:
+        """What follows where a row has a temperature, or options."""
         step, at = self._pointers["step"], self._at
 
         def part(place: int, dtype: str) -> DeviceArray:
@@ -239,9 +259,28 @@ class EngineSteps:
                 top_ps=part(at.top_ps, "float64"),
                 numbers=part(at.numbers, "float64"),
                 ids=drawn,
+                workspace=DeviceArray(self._pointers["sample_workspace"], "uint8", (rows * WORKSPACE,)),
+                options=self._options_of(rows) if options else None,
             )
         )
         self._device.download(self._drawn[:rows], drawn.pointer)
+        if options:
+            self._device.download(
+                self._options.logprobs[: rows * LOGPROB_WORDS], self._pointers["sample_logprobs"]
+            )
+
+    def _options_of(self, rows: int) -> Options:
+        def whole(name: str) -> DeviceArray:
+            spec = self._buffers[name]
+            return DeviceArray(self._pointers[name], spec.dtype, spec.shape)
+
+        return Options(
+            rows=DeviceArray(self._pointers["sample_rows"], "int32", (rows, ROW_WORDS)),
+            entries=whole("sample_entries"),
+            raw=whole("sample_raw"),
+            masks=whole("sample_masks"),
+            logprobs=DeviceArray(self._pointers["sample_logprobs"], "int32", (rows, LOGPROB_WORDS)),
+        )
 
     def _logits_of(self, rows: int) -> DeviceArray:
         return DeviceArray(self._pointers["logits"], "float32", (rows, self._plan.architecture.vocabulary))

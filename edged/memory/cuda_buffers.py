@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from edged.memory.sample_buffers import sample_buffers
 from edged.memory.specs import (
     ACTIVATIONS,
     COMPRESSED_KEYS,
@@ -259,6 +260,7 @@ def cuda_step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
         BufferSpec("arrived", ACTIVATIONS, (plan.max_sequences, a.kv_heads), "int32"),
         BufferSpec("logits", LOGITS, (most_rows, a.vocabulary), "float32"),
         BufferSpec("drawn", LOGITS, (most_rows,), "int32"),
+        *sample_buffers(plan, rows, most_rows),
         *(_tree_buffers(plan) if trees else ()),
         *_packed_buffers(plan),
     )

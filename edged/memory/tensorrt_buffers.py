@@ -15,6 +15,7 @@ from edged.memory.cuda_buffers import (
     kv_buffers,
     logit_rows,
 )
+from edged.memory.sample_buffers import sample_buffers
 from edged.memory.specs import ACTIVATIONS, ELEMENT_BYTES, ENGINE, LOGITS, PAGE_TOKENS, BufferSpec
 from edged.models.cuda_weights import cuda_packed
 from plugins_trt.contract import round_up
@@ -50,6 +51,7 @@ def tensorrt_step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
         BufferSpec(CONTEXT, ENGINE, (round_up(context_bytes(plan), CONTEXT_ALIGNMENT),), "uint8"),
         BufferSpec("logits", LOGITS, (rows, a.vocabulary), "float32"),
         BufferSpec("drawn", LOGITS, (rows,), "int32"),
+        *sample_buffers(plan, rows, rows),
     )
 
 

@@ -4,27 +4,50 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from plugins_trt.contract import ceil_div
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from plugins_trt.sample.contract import Sample
 
-_THREADS = 1024
-_SHARED = 58 * 1024
+_THREADS = 256
+_SHARED = 33 * 1024
+_RESIDENT = 2
+"""Thread blocks that a multiprocessor of every target holds at once."""
+_MOST_BLOCKS = 32
+_LEAST_TOKENS = 1024
+"""Of a thread block: for fewer, meeting the others costs more than it saves."""
+
+
+def row_blocks(rows: int, vocabulary: int, multiprocessors: int) -> int:
+    """Thread blocks of a row. Where there are several, all of the launch are resident together: they wait for each other."""
+    return max(1, min(_MOST_BLOCKS, _RESIDENT * multiprocessors // rows, ceil_div(vocabulary, _LEAST_TOKENS)))
 
 
 class Sampler:
     """The kernel."""
 
-    def __init__(self, function: Callable[[str, int], Any]) -> None:
-        """Finds the kernel with `function` (see `registry.Kernels.operator`)."""
-        self._kernel = function("sample_f32", _SHARED).prepare("PPPPPPqii", overlaps=True)
+    def __init__(self, function: Callable[[str, int], Any], *, multiprocessors: int) -> None:
+        """Finds the kernel with `function` (see `registry.Kernels.operator`), for a device of so many multiprocessors."""
+        self._kernel = function("sample_f32", _SHARED).prepare("PPPPPPPPPPPPqii", overlaps=True)
+        self._multiprocessors = multiprocessors
 
     def __call__(self, args: Sample, stream: Any = None) -> None:  # noqa: ANN401 -- PyCUDA is untyped
         """Enqueues one launch."""
         rows, vocabulary = args.logits.shape
+        options = args.options
+        extra = (0, 0, 0, 0, 0)
+        if options is not None:
+            extra = (
+                options.rows.pointer,
+                options.entries.pointer,
+                options.raw.pointer,
+                options.masks.pointer,
+                options.logprobs.pointer,
+            )
         self._kernel.prepared_async_call(
-            (rows, 1, 1),
+            (row_blocks(rows, vocabulary, self._multiprocessors), rows, 1),
             (_THREADS, 1, 1),
             stream,
             args.logits.pointer,
@@ -33,8 +56,10 @@ class Sampler:
             args.top_ps.pointer,
             args.numbers.pointer,
             args.ids.pointer,
+            args.workspace.pointer,
+            *extra,
             vocabulary,
             vocabulary,
-            0,
+            0 if options is None else options.masks.shape[1],
             shared_size=_SHARED,
         )

@@ -11,6 +11,15 @@ For a row of logits l over V token ids, with temperature t, top_k, top_p and a n
 5. The token is that of the first rank with ``c[r] > u * M`` (the last that can be drawn, if rounding leaves none).
 
 u comes from :mod:`plugins_trt.sample.philox`, keyed by the request's seed and the token's position.
+
+Rows with :class:`plugins_trt.sample.rows.Terms` are drawn by :func:`draw_with_terms`. Before step 1 their logits change:
+``l + bias``; tokens seen: ``l r`` where l is negative, else ``l / r``; tokens answered: ``l - (presence + count frequency)``;
+forbidden ones: minus infinity. After step 4, with w as it is there:
+
+4a. min_p: rank r can be drawn if also ``w[r] >= min_p``.
+4b. typical_p (arXiv 2202.00666): let ``d = (l[0] - l) / t``, m its mean over what is left, weighted by w, and M that
+    total. The tokens are taken by rising ``|d - m|`` until their weights reach ``typical_p M``; those that are as far from
+    m as the last one are left with them.
 """
 
 from __future__ import annotations
@@ -23,6 +32,8 @@ from plugins_trt.sample.philox import uniform
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from plugins_trt.sample.rows import Terms
 
 ROWS = 8
 """Rows that are drawn together; bounds the scratch to this many rows of the vocabulary."""
@@ -167,3 +178,91 @@ def _ranked(logits: torch.Tensor, ranks: int) -> torch.Tensor:
     ids = logits.topk(ranks, dim=1).indices.sort(dim=1).values
     order = logits.gather(1, ids).sort(dim=1, descending=True, stable=True).indices
     return ids.gather(1, order)
+
+
+class Drawn(NamedTuple):
+    """A token drawn with terms: -1 where all are forbidden; log probabilities of the raw logits where they are asked for."""
+
+    token_id: int
+    logprob: float
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+def draw_with_terms(
+    raw: torch.Tensor, terms: Terms, *, temperature: float, top_k: int, top_p: float, number: float
+) -> Drawn:
+    """Draw one token with all that a request can say, by sorting everything.
+
+    Args:
+        raw: fp32 ``[V]``.
+        terms: What it says beyond the rest.
+        temperature: 0 or more.
+        top_k: 0 allows every token.
+        top_p: Above 0, up to 1.
+        number: u.
+    """
+    scores = _processed(raw, terms)
+    ids = scores.sort(descending=True, stable=True).indices  # [V], in rank order
+    best = float(scores[ids[0]])
+    if best == -torch.inf:
+        return Drawn(-1, 0.0, [], [])
+    token = int(ids[0])
+    if temperature >= SMALLEST_TEMPERATURE:
+        distances = (scores[ids[0]] - scores[ids]) / torch.tensor(temperature, dtype=torch.float32)  # [V]
+        token = int(ids[_rank(distances, terms, top_k=top_k, top_p=top_p, number=number)])
+    if terms.logprobs < 0:
+        return Drawn(token, 0.0, [], [])
+    logprobs = raw.double().log_softmax(0)  # [V]
+    top = raw.sort(descending=True, stable=True).indices[: terms.logprobs]
+    return Drawn(token, float(logprobs[token]), top.tolist(), logprobs[top].tolist())
+
+
+def _processed(raw: torch.Tensor, terms: Terms) -> torch.Tensor:
+    """What comes before step 1, fp32 ``[V]``."""
+    scores = raw.clone()
+
+    def ids(values: object) -> torch.Tensor:
+        return torch.as_tensor(values, dtype=torch.int64)
+
+    def number(value: float) -> torch.Tensor:
+        return torch.tensor(value, dtype=torch.float32)
+
+    scores[ids(terms.bias_ids)] += torch.as_tensor(terms.biases, dtype=torch.float32)
+    seen, repetition = ids(terms.seen), number(terms.repetition)
+    values = scores[seen]
+    scores[seen] = torch.where(values < 0, values * repetition, values / repetition)
+    counts = torch.as_tensor(terms.counts, dtype=torch.float32)
+    scores[ids(terms.answered)] -= number(terms.presence) + counts * number(terms.frequency)
+    scores[ids(terms.forbidden)] = -torch.inf
+    if terms.mask is not None:
+        words = torch.frombuffer(bytearray(terms.mask), dtype=torch.uint8)
+        bits = (words[:, None] >> torch.arange(8) & 1).flatten()[: len(scores)]
+        scores[: len(bits)][bits == 0] = -torch.inf
+        scores[len(bits) :] = -torch.inf
+    return scores
+
+
+def _rank(distances: torch.Tensor, terms: Terms, *, top_k: int, top_p: float, number: float) -> int:
+    """Steps 2 to 5 for one row; ``distances`` are in rank order, fp32 ``[V]``."""
+    weights = torch.exp(-distances).double()  # w
+    left = weights > 0
+    if top_k:
+        left[top_k:] = False
+    total = float(weights[left].sum())  # Z
+    if top_p < 1:
+        sums = weights.cumsum(0)
+        left &= sums - weights < top_p * total
+        left[0] = True
+    left &= weights >= terms.min_p
+    if terms.typical_p < 1:
+        mean = ((weights * distances)[left].sum() / weights[left].sum()).float()
+        deviations = (distances - mean).abs()
+        places = left.nonzero().flatten()
+        order = places[deviations[places].sort(stable=True).indices]
+        reached = weights[order].cumsum(0) >= terms.typical_p * weights[left].sum()
+        last = order[min(int((~reached).sum()), len(order) - 1)]
+        left &= deviations <= deviations[last]
+    places = left.nonzero().flatten()
+    sums = weights[places].cumsum(0)
+    return int(places[min(int((sums <= number * sums[-1]).sum()), len(places) - 1)])

@@ -1,222 +1,286 @@
-// Draws one token a row by temperature, top_k and top_p, as reference.py defines it. A thread block a row.
+// Draws one token a row with all that a request can say about it, as reference.py defines it. Several thread blocks a
+// row, each of which owns a part of the vocabulary; they meet at counters in the row's workspace, so all thread blocks of
+// a launch with more than one a row must be resident together (launch.py sees to it).
 //
 // Weights exp((l - max) / t) are whole multiples of 2^-40 here, so their sums are exact in any order. Tokens are counted
 // into bins by their distance from the largest logit, which falls as their rank rises; what is looked for (the last of
 // top_k, the last of top_p, the token itself) lies in one bin, whose few tokens are then compared with each other. A bin
-// with too many (a very high temperature, or equal logits) is searched by halving instead.
-#include "common.cuh"
+// with many is divided into bins again, between its first and its last token.
+#include "sample/row.cuh"
 
-struct Sample {
-    const float* logits;        // [rows, vocabulary]
-    const float* temperatures;  // [rows]; rows below the smallest normal number are left alone
-    const i32* top_ks;          // [rows]; 0: all
-    const double* top_ps;       // [rows]; 1: all
-    const double* numbers;      // [rows], in [0, 1)
-    i32* ids;                   // [rows]
-    i64 row_stride;
-    i32 vocabulary;
-    i32 unused;
-};
-
-constexpr int kThreads = 1024;
-constexpr int kBins = 2048;
-constexpr int kListed = 2048;
-constexpr float kBinsPerUnit = 64.0f;
-constexpr float kUnit = 1099511627776.0f;  // 2^40
-
-struct Shared {
-    u64 masses[kBins];  // of the bins, then up to and with each
-    u64 order[kListed];
-    u64 weights[kListed];
-    u32 counts[kBins];
-    u64 warp_masses[32];
-    u32 warp_counts[32];
-    float warp_maxima[32];
-    u64 base_mass, end_mass, found;
-    u32 base_count, listed;
-    i32 bin;
-};
-
-static_assert(sizeof(Shared) <= 58 * 1024, "launch.py asks for so much");
-
-// One row: how its tokens are weighed and ordered.
-struct Row {
-    const float* logits;
-    int size;
-    float largest, temperature;
-
-    __device__ __forceinline__ float distance(float logit) const { return (largest - logit) / temperature; }
-    __device__ __forceinline__ int bin(float logit) const {
-        float place = distance(logit) * kBinsPerUnit;
-        return place < (float)(kBins - 1) ? (int)place : kBins - 1;  // (NaN goes to the last)
-    }
-    __device__ __forceinline__ u64 weight(float logit) const {
-        float weight = expf(-distance(logit)) * kUnit;
-        return weight >= 1.0f ? (u64)weight : 0;
-    }
-    // Smaller is of lower rank: falling logits, then rising ids.
-    __device__ __forceinline__ u64 order(float logit, int id) const {
-        u32 bits = __float_as_uint(logit + 0.0f);  // -0 counts as 0
-        u32 rising = bits ^ ((u32)((i32)bits >> 31) | 0x80000000u);
-        return (u64)(~rising) << 32 | (u32)id;
-    }
-};
-
-__device__ __forceinline__ u64 warp_sum_wide(u64 x) {
-#pragma unroll
-    for (int lane = 16; lane > 0; lane >>= 1) x += __shfl_xor_sync(kFull, x, lane);
-    return x;
-}
-
-// Sums over the thread block, for every thread.
-__device__ __forceinline__ void block_sum(Shared& s, u64& mass, u32& count) {
-    mass = warp_sum_wide(mass);
-    count = (u32)warp_sum_wide(count);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) s.warp_masses[threadIdx.x / 32] = mass, s.warp_counts[threadIdx.x / 32] = count;
-    __syncthreads();
-    mass = warp_sum_wide(s.warp_masses[threadIdx.x % 32]);
-    count = (u32)warp_sum_wide(s.warp_counts[threadIdx.x % 32]);
-}
-
-// Turns the bins' masses and counts into those up to and with each bin.
-__device__ __forceinline__ void accumulate(Shared& s) {
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = 2 * threadIdx.x;
-    u64 mass = s.masses[first] + s.masses[first + 1];
-    u32 count = s.counts[first] + s.counts[first + 1];
-    u64 own_mass = mass;
-    u32 own_count = count;
-#pragma unroll
-    for (int step = 1; step < 32; step <<= 1) {
-        u64 other_mass = __shfl_up_sync(kFull, mass, step);
-        u32 other_count = __shfl_up_sync(kFull, count, step);
-        if (lane >= step) mass += other_mass, count += other_count;
-    }
-    if (lane == 31) s.warp_masses[warp] = mass, s.warp_counts[warp] = count;
-    __syncthreads();
-    for (int w = 0; w < warp; ++w) mass += s.warp_masses[w], count += s.warp_counts[w];
-    u64 before_mass = mass - own_mass;
-    u32 before_count = count - own_count;
-    s.masses[first] += before_mass;
-    s.counts[first] += before_count;
-    s.masses[first + 1] = mass;
-    s.counts[first + 1] = count;
-    __syncthreads();
-}
-
-// Finds the token at which the running sum of weights (or, `kByCount`, of tokens) first exceeds `target`: leaves its
-// order in `found` and the running sum of weights up to and with it in `end_mass`.
-template <bool kByCount>
-__device__ __forceinline__ void find(Shared& s, const Row& row, u64 target) {
-    for (int b = threadIdx.x; b < kBins; b += kThreads) {
-        u64 before_mass = b > 0 ? s.masses[b - 1] : 0;
-        u32 before_count = b > 0 ? s.counts[b - 1] : 0;
-        bool here = kByCount ? before_count <= target && target < s.counts[b]
-                             : before_mass <= target && target < s.masses[b];
-        if (here) s.bin = b, s.base_mass = before_mass, s.base_count = before_count, s.listed = 0;
-    }
-    __syncthreads();
-    int bin = s.bin;
-    u64 base_mass = s.base_mass;
-    u32 base_count = s.base_count;
-    u32 size = s.counts[bin] - base_count;
-    u64 wanted = target - (kByCount ? (u64)base_count : base_mass);
-    if (kByCount && bin == kBins - 1) {  // only tokens without weight are cut off
-        if (threadIdx.x == 0) s.end_mass = s.masses[kBins - 1], s.found = ~0ull;
+// Fills a histogram with the slice's tokens, whose bins `bin_of` gives (-1: none). All zeros before, and all blocks' after
+// they have met.
+template <typename BinOf>
+__device__ __forceinline__ void fill(Shared& s, Histogram* h, const View& view, BinOf bin_of) {
+    for (int start = view.first; start < view.end; start += kMostCounted) {
+        int end = min_int(view.end, start + kMostCounted);
         __syncthreads();
-        return;
-    }
-    if (size <= kListed) {
-        for (int id = threadIdx.x; id < row.size; id += kThreads) {
-            float logit = row.logits[id];
-            if (row.bin(logit) == bin) {
-                u32 place = atomicAdd(&s.listed, 1u);
-                s.order[place] = row.order(logit, id);
-                s.weights[place] = row.weight(logit);
-            }
+        for (int b = threadIdx.x; b < kBins; b += kThreads) s.counts[b] = s.low[b] = s.middle[b] = s.high[b] = 0;
+        __syncthreads();
+        view.each(start, end, [&](int id, float logit, bool exists) {
+            u64 weight = 0;
+            int bin = exists ? bin_of(id, logit, weight) : -1;
+            tally(s, bin, weight);
+        });
+        __syncthreads();
+        for (int b = threadIdx.x; b < kBins; b += kThreads) {
+            if (s.counts[b] == 0) continue;
+            atomicAdd(&h->counts[b], s.counts[b]);
+            atomicAdd(&h->masses[b], (u64)s.low[b] + ((u64)s.middle[b] << kLimb) + ((u64)s.high[b] << (2 * kLimb)));
         }
-        __syncthreads();
-        for (u32 mine = threadIdx.x; mine < size; mine += kThreads) {
-            u64 order = s.order[mine], before_mass = 0;
-            u32 before_count = 0;
-            for (u32 other = 0; other < size; ++other) {
-                if (s.order[other] < order) before_mass += s.weights[other], ++before_count;
-            }
-            u64 weight = s.weights[mine];
-            bool here = kByCount ? before_count == wanted : before_mass <= wanted && wanted < before_mass + weight;
-            if (here) s.found = order, s.end_mass = base_mass + before_mass + weight;
-        }
-        __syncthreads();
-        return;
     }
-    // The smallest order up to which the sum exceeds what is wanted, bit by bit from the highest.
-    u64 low = 0;
-    for (int bit = 63; bit >= 0; --bit) {
-        u64 middle = low | ((1ull << bit) - 1);
-        u64 mass = 0;
+}
+
+__device__ __noinline__ void fill_first(Shared& s, Histogram* h, const View& view) {
+    fill(s, h, view, [&](int id, float logit, u64& weight) {
+        float distance = view.distance(logit);
+        if (!view.takes(logit, id, distance)) return -1;
+        weight = view.weight(distance);
+        int bin = view.bin(distance);
+        return bin < kBins - 1 ? bin : -1;  // only tokens without weight are that far
+    });
+}
+
+// The bin in which the running sum of weights (or of tokens) first exceeds `target`.
+__device__ __forceinline__ Interval locate(Shared& s, const Scan& scan, bool by_count, u64 target) {
+    u64 mass = scan.mass_before;
+    u32 count = scan.count_before;
+#pragma unroll
+    for (int i = 0; i < kOwnBins; ++i) {
+        u64 next_mass = mass + scan.masses[i];
+        u32 next_count = count + scan.counts[i];
+        if (by_count ? count <= target && target < next_count : mass <= target && target < next_mass) {
+            s.place = Interval{(int)threadIdx.x * kOwnBins + i, 0, 0, mass, count, scan.counts[i]};
+        }
+        mass = next_mass, count = next_count;
+    }
+    __syncthreads();
+    Interval found = s.place;
+    __syncthreads();
+    return found;
+}
+
+// Finds the token at which the running sum first exceeds `target` in an interval that has it: its order, and the sum of
+// weights up to and with it.
+__device__ __noinline__ Found find(Shared& s, Row& row, const View& view, Interval at, bool by_count, u64 target) {
+    while (at.size > kListed) {
+        row.bounds(s, view, at);
+        int width = 64 - __clzll((i64)(at.high - at.low));
+        int shift = width > kBinBits ? width - kBinBits : 0;
+        Histogram* h = row.next_histogram();
+        u64 low = at.low, high = at.high;
+        fill(s, h, view, [&](int id, float logit, u64& weight) {
+            float distance = view.distance(logit);
+            if (!view.takes(logit, id, distance)) return -1;
+            u64 order = view.order(logit, id, distance);
+            if (order < low || order > high) return -1;
+            weight = view.weight(distance);
+            return (int)((order - low) >> shift);
+        });
+        row.meet();
+        Scan scan = scan_of(s, h);
+        Interval part = locate(s, scan, by_count, target - (by_count ? (u64)at.count : at.mass));
+        at.low = low + ((u64)part.bin << shift);
+        u64 last = at.low + ((1ull << shift) - 1);
+        at.high = last < high ? last : high;
+        at.mass += part.mass, at.count += part.count, at.size = part.size;
+        at.bin = -1;
+    }
+    row.gather(s, view, [&](int id, float logit, float distance) {
+        u64 order = view.order(logit, id, distance);
+        return view.takes(logit, id, distance) &&
+               (at.bin >= 0 ? view.bin(distance) == at.bin : at.low <= order && order <= at.high);
+    });
+    u64 wanted = target - (by_count ? (u64)at.count : at.mass);
+    for (u32 mine = threadIdx.x; mine < at.size; mine += kThreads) {
+        u64 order = s.orders[mine], mass = 0;
         u32 count = 0;
-        for (int id = threadIdx.x; id < row.size; id += kThreads) {
-            float logit = row.logits[id];
-            if (row.bin(logit) == bin && row.order(logit, id) <= middle) mass += row.weight(logit), ++count;
+        for (u32 other = 0; other < at.size; ++other) {
+            if (s.orders[other] < order) mass += s.weights[other], ++count;
         }
-        block_sum(s, mass, count);
-        if ((kByCount ? (u64)count : mass) <= wanted) low |= 1ull << bit;
+        u64 weight = s.weights[mine];
+        if (by_count ? count == wanted : mass <= wanted && wanted < mass + weight) {
+            s.found = Found{order, at.mass + mass + weight};
+        }
     }
-    // `low` is that token; its sum may not have been the last one looked at.
-    u64 mass = 0;
-    u32 count = 0;
-    for (int id = threadIdx.x; id < row.size; id += kThreads) {
-        float logit = row.logits[id];
-        if (row.bin(logit) == bin && row.order(logit, id) <= low) mass += row.weight(logit), ++count;
+    __syncthreads();
+    Found found = s.found;
+    __syncthreads();
+    return found;
+}
+
+// The log-sum and the likeliest tokens of the raw logits, before anything is done to them.
+__device__ __forceinline__ void record(Shared& s, Row& row, const Sample& args, int wanted, Logprobs* out) {
+    View view = row.view(1.0f);
+    Interval all{-1, 0, 0, 0, 0, (u32)args.vocabulary};
+    row.bounds(s, view, all);
+    view.largest = logit_of(all.low);
+    int width = 64 - __clzll((i64)(all.high - all.low));
+    int shift = width > kBinBits ? width - kBinBits : 0;
+    Histogram* h = row.next_histogram();
+    fill(s, h, view, [&](int id, float logit, u64& weight) {
+        float distance = view.distance(logit);
+        weight = view.weight(distance);
+        return (int)((view.order(logit, id, distance) - all.low) >> shift);
+    });
+    row.meet();
+    Scan scan = scan_of(s, h);
+    if (blockIdx.x == 0 && threadIdx.x == 0) out->largest = view.largest, out->total = scan.mass;
+    if (wanted == 0) return;
+    Interval part = locate(s, scan, true, (u64)(wanted - 1));
+    part.low = all.low + ((u64)part.bin << shift);
+    part.high = part.low + ((1ull << shift) - 1);
+    part.bin = -1;
+    u64 last = find(s, row, view, part, true, (u64)(wanted - 1)).order;
+    row.gather(s, view, [&](int id, float logit, float distance) { return view.order(logit, id, distance) <= last; });
+    if (blockIdx.x == 0) {
+        for (int mine = threadIdx.x; mine < wanted; mine += kThreads) {
+            u64 order = s.orders[mine];
+            int rank = 0;
+            for (int other = 0; other < wanted; ++other) rank += s.orders[other] < order;
+            out->ids[rank] = (i32)(u32)order;
+            out->values[rank] = logit_of(order);
+        }
     }
-    block_sum(s, mass, count);
-    if (threadIdx.x == 0) s.found = low, s.end_mass = base_mass + mass;
     __syncthreads();
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads) sample_f32(const Sample args) {
+// What a request says about single tokens, in the slice; what it forbids becomes minus infinity.
+__device__ __forceinline__ void process(const Sample& args, const RowOptions& options, float* logits, int first, int end) {
+    const Entry* entries = args.entries;
+    auto own = [&](int from, int to, auto change) {
+        for (int e = from + threadIdx.x; e < to; e += kThreads) {
+            Entry entry = entries[e];
+            if (first <= entry.id && entry.id < end) change(e, entry, logits[entry.id]);
+        }
+        __syncthreads();
+    };
+    if (options.logprobs >= 0) {
+        own(options.biases, options.last, [&](int e, Entry, float& logit) { args.raw[e] = logit; });
+    }
+    own(options.biases, options.seen, [&](int, Entry entry, float& logit) {
+        logit = __fadd_rn(logit, __int_as_float(entry.value));
+    });
+    own(options.seen, options.answered, [&](int, Entry, float& logit) {
+        logit = logit < 0.0f ? __fmul_rn(logit, options.repetition) : __fdiv_rn(logit, options.repetition);
+    });
+    own(options.answered, options.forbidden, [&](int, Entry entry, float& logit) {
+        float penalty = __fadd_rn(options.presence, __fmul_rn((float)entry.value, options.frequency));
+        logit = __fsub_rn(logit, penalty);
+    });
+    own(options.forbidden, options.last, [&](int, Entry, float& logit) { logit = -kInfinity; });
+    if (options.mask >= 0) {
+        const u32* mask = args.masks + (i64)options.mask * args.mask_words;
+        for (int id = first + threadIdx.x; id < end; id += kThreads) {
+            if ((mask[id / 32] >> (id % 32) & 1) == 0) logits[id] = -kInfinity;
+        }
+        __syncthreads();
+    }
+}
+
+// What is looked for in a histogram of the first level, and where it is; the size is 0 where nothing is there.
+struct Aim {
+    Interval at;
+    u64 target;
+};
+
+enum Of { kCount, kShare, kNumber };
+
+// The bin of the token that many tokens are before, of the last of a share of `total`, or of the one that a number draws.
+// `total` 0 stands for the histogram's.
+__device__ __noinline__ Aim aim(Shared& s, const Histogram* h, Of of, double value, u64 total) {
+    Scan scan = scan_of(s, h);
+    if (total == 0) total = scan.mass;
+    u64 target = of == kShare ? share_of(value, total) : (u64)(of == kNumber ? value * (double)total : value);
+    if (of == kNumber && target >= total) target = total - 1;
+    Aim aim{{-1, 0, 0, 0, 0, 0}, target};
+    if (of == kCount ? target < scan.count : total != 0) aim.at = locate(s, scan, of == kCount, target);
+    return aim;
+}
+
+// The token of a row with a temperature; `best` is the order of its likeliest one.
+__device__ __forceinline__ u64 draw(Shared& s, Row& row, View& view, const Sample& args, u64 best) {
+    const RowOptions& options = s.options;
+    Histogram* first = &row.space->histograms[0];
+    fill_first(s, first, view);
+    u64 likely = 0;
+    if (options.min_p > 0.0) {
+        likely = row.sum_of(s, view, options.min_p);  // (meets)
+    } else {
+        row.meet();
+    }
+    u64 last = ~0ull, total = 0;
+    int top_k = args.top_ks[blockIdx.y];
+    if (top_k > 0 && top_k < args.vocabulary) {
+        Aim found = aim(s, first, kCount, (double)(top_k - 1), 0);
+        if (found.at.size > 0) {  // else only tokens without weight are cut off
+            Found end = find(s, row, view, found.at, true, found.target);
+            last = end.order, total = end.mass;
+        }
+    }
+    double top_p = args.top_ps[blockIdx.y];
+    if (top_p < 1.0) {
+        Aim found = aim(s, first, kShare, top_p, total);
+        if (found.at.size == 0) return best;
+        Found end = find(s, row, view, found.at, false, found.target);
+        last = end.order, total = end.mass;
+    }
+    if (likely > 0 && (total == 0 || likely < total)) total = likely;
+    if (options.typical_p < 1.0) {
+        view.last = last, view.least = options.min_p, view.filters = true;
+        row.mean_of(s, view);  // (meets)
+        view.by_deviation = true;
+        row.clear(first);
+        row.meet();
+        fill_first(s, first, view);
+        row.meet();
+        Aim found = aim(s, first, kShare, options.typical_p, 0);
+        if (found.at.size == 0) return best;
+        u64 end = find(s, row, view, found.at, false, found.target).order;
+        view.by_deviation = false, view.widest = __uint_as_float((u32)(end >> 32));
+        row.meet();  // everybody has read the histogram
+        row.clear(first);
+        row.meet();
+        fill_first(s, first, view);
+        row.meet();
+        total = 0;
+    }
+    Aim found = aim(s, first, kNumber, args.numbers[blockIdx.y], total);
+    return found.at.size == 0 ? best : find(s, row, view, found.at, false, found.target).order;
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2) sample_f32(const Sample args) {
     extern __shared__ __align__(16) unsigned char memory[];
     Shared& s = *reinterpret_cast<Shared*>(memory);
     wait_for_dependencies();
     launch_dependents();
-    float temperature = args.temperatures[blockIdx.x];
-    if (!(temperature >= 1.17549435e-38f)) return;
-    Row row{args.logits + (i64)blockIdx.x * args.row_stride, args.vocabulary, 0.0f, temperature};
-
-    float largest = -kInfinity;
-    for (int id = threadIdx.x; id < row.size; id += kThreads) largest = fmaxf(largest, row.logits[id]);
-    largest = warp_max(largest);
-    if (threadIdx.x % 32 == 0) s.warp_maxima[threadIdx.x / 32] = largest;
-    for (int b = threadIdx.x; b < kBins; b += kThreads) s.masses[b] = 0, s.counts[b] = 0;
-    __syncthreads();
-    row.largest = warp_max(s.warp_maxima[threadIdx.x % 32]);
-
-    for (int id = threadIdx.x; id < row.size; id += kThreads) {
-        float logit = row.logits[id];
-        int bin = row.bin(logit);
-        atomicAdd(&s.counts[bin], 1u);
-        u64 weight = row.weight(logit);
-        if (bin < kBins - 1 && weight > 0) atomicAdd(&s.masses[bin], weight);
+    float temperature = args.temperatures[blockIdx.y];
+    bool warm = temperature >= kSmallest;
+    if (threadIdx.x == 0) {
+        bool given = args.options != nullptr && args.options[blockIdx.y].draws != 0;
+        s.options = given ? args.options[blockIdx.y] : RowOptions::none();
     }
     __syncthreads();
-    accumulate(s);
+    const RowOptions& options = s.options;  // few registers are left
+    if (!warm && options.draws == 0) return;
+    Row row(args);
+    Logprobs* record_of = args.logprobs + blockIdx.y;
+    row.clear(&row.space->histograms[0]);
+    if (options.logprobs >= 0) record(s, row, args, options.logprobs, record_of);
+    if (options.draws != 0) process(args, options, row.logits, row.first, row.end);
 
-    u64 total = s.masses[kBins - 1];
-    int top_k = args.top_ks[blockIdx.x];
-    if (top_k > 0 && top_k < row.size) {
-        find<true>(s, row, (u64)(top_k - 1));
-        total = s.end_mass;
-    }
-    double top_p = args.top_ps[blockIdx.x];
-    if (top_p < 1.0) {
-        double part = ceil(top_p * (double)total);
-        u64 target = part < 1.0 ? 1 : (u64)part;
-        __syncthreads();
-        find<false>(s, row, (target < total ? target : total) - 1);
-        total = s.end_mass;
-    }
-    u64 target = (u64)(args.numbers[blockIdx.x] * (double)total);
+    View view = row.view(temperature);
+    u64 best = row.best(s, view);  // (meets)
+    view.largest = logit_of(best);
+    bool possible = best != ~0ull && view.largest > -kInfinity;
+    if (warm && possible) best = draw(s, row, view, args, best);
+    if (blockIdx.x != 0) return;
+    int id = possible ? (i32)(u32)best : -1;
+    if (threadIdx.x == 0) args.ids[blockIdx.y] = id;
+    if (options.logprobs < 0 || !possible) return;
+    if (threadIdx.x == 0) record_of->chosen = fresh(&row.logits[id]);
     __syncthreads();
-    find<false>(s, row, target < total ? target : total - 1);
-    if (threadIdx.x == 0) args.ids[blockIdx.x] = (i32)(u32)s.found;
+    for (int e = options.biases + threadIdx.x; e < options.last; e += kThreads) {
+        if (args.entries[e].id == id) record_of->chosen = fresh(&args.raw[e]);
+    }
 }

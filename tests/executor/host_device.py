@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from host_sample import sample_of
 
 from edged.executor.cuda_device import StepKernels
 from plugins_trt.append.reference import Pages, QuantizedPages, append
@@ -25,7 +26,6 @@ from plugins_trt.decode_selection.reference import block_scores, choose
 from plugins_trt.embedding.reference import embedding
 from plugins_trt.quantized.reference import STORAGE, dequantize
 from plugins_trt.rms_norm.reference import rms_norm
-from plugins_trt.sample.reference import SMALLEST_TEMPERATURE, draw
 from plugins_trt.silu_mul.reference import silu_mul
 from plugins_trt.skinny_linear.reference import skinny_gated, skinny_linear
 from plugins_trt.ternary_linear.contract import TernaryLinear, TernaryWiden
@@ -167,20 +167,8 @@ class HostDevice:
             bias = None if args.bias is None else tensor_of(args.bias)
             tensor_of(args.out).copy_(skinny_gated(tensor_of(args.x), tensor_of(args.weight), bias))
 
-        def sample(args):
-            temperatures, ids = tensor_of(args.temperatures), tensor_of(args.ids)
-            warm = temperatures >= SMALLEST_TEMPERATURE
-            if warm.any():
-                ids[warm] = draw(
-                    tensor_of(args.logits)[warm],
-                    temperatures=temperatures[warm],
-                    top_ks=tensor_of(args.top_ks)[warm].long(),
-                    top_ps=tensor_of(args.top_ps)[warm],
-                    numbers=tensor_of(args.numbers)[warm],
-                ).int()
-
         return StepKernels(
-            embed, norm, multiply, self.attention, best, linear, gated, sample, self.packed, self.widen,
+            embed, norm, multiply, self.attention, best, linear, gated, sample_of(tensor_of), self.packed, self.widen,
             self.verify, self.commit,
         )  # fmt: skip
 

@@ -260,6 +260,9 @@ class Allowing:
     def allowed(self):
         return self.mask
 
+    def allowed_bits(self):
+        return np.packbits(self.mask, bitorder="little").tobytes()
+
 
 def test_a_constraint_leaves_its_tokens_alone():
     mask = np.zeros(VOCABULARY, bool)

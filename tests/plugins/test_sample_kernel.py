@@ -1,13 +1,18 @@
 """The drawing kernel, held to the reference row by row; its refusals."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from decode_cases import array, gpu
+from sample_cases import KINDS, check_logprobs, logits_of, random_terms
 
 from plugins_trt.contract import LaunchError
-from plugins_trt.sample.contract import Sample
-from plugins_trt.sample.launch import Sampler
-from plugins_trt.sample.reference import draw
+from plugins_trt.sample.contract import WORKSPACE, Options, Sample
+from plugins_trt.sample.launch import Sampler, row_blocks
+from plugins_trt.sample.reference import draw, draw_with_terms
+from plugins_trt.sample.rows import LOGPROB_WORDS, ROW_WORDS, RowWriter, mask_words
 
 SETTINGS = [
     (temperature, top_k, top_p)
@@ -15,6 +20,7 @@ SETTINGS = [
     for top_k in (0, 1, 7, 50, 3000, 10**6)
     for top_p in (1.0, 0.95, 0.3, 1e-9)
 ]
+ENTRIES = 30000
 
 
 def arguments(logits, rows, numbers):
@@ -30,30 +36,40 @@ def arguments(logits, rows, numbers):
         "top_ps": column(top_ps, torch.float64),
         "numbers": column(numbers, torch.float64),
         "ids": torch.full((len(rows),), -7, dtype=torch.int32, device=logits.device),
+        "workspace": torch.zeros(len(rows) * WORKSPACE, dtype=torch.uint8, device=logits.device),
     }
 
 
-def logits_of(kind, rows, vocabulary, generator):
-    normal = torch.randn(rows, vocabulary, generator=generator, device="cuda")
+def options_of(terms, vocabulary):
+    """The memory of the options of rows with these terms, on the device; poisoned where nothing is written."""
+    rows = np.full((len(terms), ROW_WORDS), -1, np.int32)
+    entries = np.full((ENTRIES, 2), -1, np.int32)
+    masks = np.full((len(terms), mask_words(vocabulary)), -1, np.int32)
+    writer = RowWriter(rows, entries, masks)
+    writer.clear()
+    for place, each in enumerate(terms):
+        if each is not None:
+            assert writer.room(each)
+            writer.write(place, each)
     return {
-        "spread": 3.0 * normal,
-        "peaked": 10.0 * normal,
-        "bfloat16": (2.0 * normal).bfloat16().float(),  # with many ties
-        "coarse": (2.0 * normal).round(),
-        "equal": torch.ones_like(normal),
-        "forbidden": torch.where(normal > 0.5, normal, -torch.inf),
-        "signed zeros": torch.where(normal > 0, 0.0, -0.0) + (normal > 2.5),
-    }[kind]
+        "rows": torch.from_numpy(rows).cuda(),
+        "entries": torch.from_numpy(entries).cuda(),
+        "raw": torch.full((ENTRIES,), torch.nan, device="cuda"),
+        "masks": torch.from_numpy(masks).cuda(),
+        "logprobs": torch.full((len(terms), LOGPROB_WORDS), -1, dtype=torch.int32, device="cuda"),
+    }
+
+
+def sampler_of(rig):
+    return Sampler(rig.kernels.operator("sample"), multiprocessors=rig.kernels.multiprocessors)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("vocabulary", [61, 4096, 73448, 151936])
-@pytest.mark.parametrize(
-    "kind", ["spread", "peaked", "bfloat16", "coarse", "equal", "forbidden", "signed zeros"]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_it_draws_what_the_reference_draws(kind, vocabulary):
     rig = gpu()
-    sampler = Sampler(rig.kernels.operator("sample"))
+    sampler = sampler_of(rig)
     generator = torch.Generator("cuda").manual_seed(vocabulary)
     logits = logits_of(kind, len(SETTINGS), vocabulary, generator)
     for _ in range(3):
@@ -81,9 +97,49 @@ def test_it_draws_what_the_reference_draws(kind, vocabulary):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 2, 7, 64])
+@pytest.mark.parametrize("vocabulary", [61, 4096, 73448])
+def test_rows_with_terms_are_drawn_as_the_reference_draws_them(vocabulary, rows):
+    rig, rng = gpu(), random.Random(f"{vocabulary} {rows}")
+    sampler = sampler_of(rig)
+    generator = torch.Generator("cuda").manual_seed(vocabulary + rows)
+    wrong = []
+    workspace = torch.zeros(rows * WORKSPACE, dtype=torch.uint8, device="cuda")
+    for kind in KINDS:
+        logits = logits_of(kind, rows, vocabulary, generator)
+        raw = logits.cpu()
+        settings = [rng.choice([(0.0, 0, 1.0), *SETTINGS]) for _ in range(rows)]
+        numbers = [rng.randrange(2**32) / 2**32 for _ in range(rows)]
+        terms = [random_terms(vocabulary, rng) if rng.random() < 0.9 else None for _ in range(rows)]
+        tensors = {**arguments(logits, settings, numbers), "workspace": workspace}
+        options = options_of(terms, vocabulary)
+        args = Sample(
+            logits=array(logits),
+            **{name: array(tensor) for name, tensor in tensors.items()},
+            options=Options(**{name: array(tensor) for name, tensor in options.items()}),
+        )
+        torch.cuda.synchronize()
+        sampler(args, rig.stream)
+        rig.stream.synchronize()
+        ids = tensors["ids"].tolist()
+        for row, (temperature, top_k, top_p) in enumerate(settings):
+            if terms[row] is None:
+                assert (ids[row] == -7) == (temperature == 0)
+                continue
+            drawn = draw_with_terms(
+                raw[row], terms[row], temperature=temperature, top_k=top_k, top_p=top_p, number=numbers[row]
+            )
+            if ids[row] != drawn.token_id:
+                wrong.append((kind, row, settings[row], terms[row], ids[row], drawn.token_id))
+            elif terms[row].logprobs >= 0 and drawn.token_id >= 0:
+                check_logprobs(options["logprobs"][row].cpu().numpy(), drawn, terms[row])
+    assert len(wrong) <= (1 if vocabulary * rows > 10**6 else 0), wrong
+
+
+@pytest.mark.gpu
 def test_rows_without_a_temperature_are_left_alone():
     rig = gpu()
-    sampler = Sampler(rig.kernels.operator("sample"))
+    sampler = sampler_of(rig)
     logits = torch.randn(3, 5000, device="cuda")
     tensors = arguments(logits, [(0.0, 0, 1.0), (1.0, 0, 1.0), (1e-39, 0, 1.0)], [0.5] * 3)
     sampler(Sample(logits=array(logits), **{n: array(t) for n, t in tensors.items()}), rig.stream)
@@ -91,6 +147,15 @@ def test_rows_without_a_temperature_are_left_alone():
     ids = tensors["ids"].tolist()
     assert ids[0] == ids[2] == -7
     assert 0 <= ids[1] < 5000
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 8, 16, 132, 188])
+@pytest.mark.parametrize("rows", [1, 2, 3, 64, 500])
+def test_blocks_that_wait_for_each_other_are_resident_together(rows, multiprocessors):
+    for vocabulary in (1, 5000, 73448, 262144):
+        blocks = row_blocks(rows, vocabulary, multiprocessors)
+        assert blocks == 1 or blocks * rows <= 2 * multiprocessors
+        assert 1 <= blocks <= 32
 
 
 def test_bad_arguments_are_refused_by_name():
@@ -109,3 +174,13 @@ def test_bad_arguments_are_refused_by_name():
     assert refused(logits=array(logits.bfloat16())).startswith("logits: dtype")
     assert refused(top_ps=array(torch.zeros(2))).startswith("top_ps: dtype")
     assert refused(ids=array(torch.zeros(3, dtype=torch.int32))).startswith("ids: shape")
+    assert refused(workspace=array(torch.zeros(WORKSPACE, dtype=torch.uint8))).startswith(
+        "workspace: 91160 bytes, 2 rows"
+    )
+    words = {"rows": (2, ROW_WORDS), "entries": (5, 2), "masks": (1, 1), "logprobs": (2, LOGPROB_WORDS)}
+    options = {name: array(torch.zeros(shape, dtype=torch.int32)) for name, shape in words.items()}
+    options["raw"] = array(torch.zeros(5))
+    Sample(**good, options=Options(**options))
+    for name in options:
+        bad = {**options, name: array(torch.zeros(3, 3))}
+        assert refused(options=Options(**bad)).startswith(f"options.{name}: ")

@@ -115,6 +115,10 @@ class AnswerGrammar:
         self._vocabulary = vocabulary
         self._mask: Future[bytes] = threads.submit(self._compute)
 
+    def allowed_bits(self) -> bytes:
+        """A bit for each token id that says whether it may come next. Waits for the mask if it is not there yet."""
+        return self._mask.result()
+
     def allowed(self) -> BoolArray:
         """Whether each token id may come next, bool ``[V]``. Waits for the mask if it is not there yet."""
         bits = self._mask.result()

@@ -68,10 +68,11 @@ class Kernels:
         *,
         lazy: bool,
         threads: int = 256,
+        together: int = 1,
     ) -> None:
-        """Runs one kernel: `values` are its struct, in the letters of `struct`."""
+        """Runs one kernel: `values` are its struct, in the letters of `struct`; thread blocks `together` at a time."""
         arguments = ctypes.create_string_buffer(struct.pack(layout, *values))
-        self._library.run(getattr(self._library, name), arguments, threads, *grid, int(lazy))
+        self._library.run(getattr(self._library, name), arguments, threads, *grid, int(lazy), together)
 
 
 def _compile(compiler: str, files: list[Path], made: Path, library: Path) -> None:

@@ -3,12 +3,13 @@
 //
 // `g_lazy`: asynchronous copies happen when they are waited for, as late as they may; else at once, as early as they
 // may. A kernel that waits too little fails in the first way, one that overwrites what is still read in the second.
-// There are no warp exchanges here: kernels that make some are not run this way.
+// Exchanges between a warp's lanes need all of its lanes, as the device's do with full masks.
 #pragma once
 #include <barrier>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 using u16 = unsigned short;
@@ -20,6 +21,7 @@ using i64 = long long;
 #define __device__
 #define __global__
 #define __forceinline__ inline
+#define __noinline__
 #define __launch_bounds__(...)
 #define __shared__ static
 
@@ -34,18 +36,21 @@ struct Place {
 };
 extern thread_local Place threadIdx, blockIdx, gridDim;
 
-// What a warp's threads show each other for a tensor-core product.
+// What a warp's threads show each other for a tensor-core product, or in an exchange.
 struct Warp {
     std::barrier<> barrier{32};
     u32 a[32][4];
     u32 b[32][2];
+    u64 shown[32];
 };
-extern Warp* g_warps;
-extern std::barrier<>* g_block;
-extern unsigned char* g_ring;  // dynamic shared memory
+extern thread_local Warp* g_warps;
+extern thread_local std::barrier<>* g_block;
+extern thread_local unsigned char* g_ring;  // dynamic shared memory
 extern bool g_lazy;
 
 constexpr float kLog2e = 1.4426950408889634f;
+constexpr u32 kFull = 0xffffffffu;
+#define kInfinity __builtin_inff()
 
 inline void __syncthreads() { g_block->arrive_and_wait(); }
 
@@ -56,6 +61,45 @@ inline To bits(From from) {
     std::memcpy(&to, &from, sizeof(to));
     return to;
 }
+
+inline float __uint_as_float(u32 word) { return bits<float>(word); }
+inline u32 __float_as_uint(float value) { return bits<u32>(value); }
+inline float __int_as_float(i32 word) { return bits<float>(word); }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline int __clzll(i64 x) { return x == 0 ? 64 : __builtin_clzll((u64)x); }
+
+// Gives `use` what all lanes of this thread's warp show.
+template <typename Use>
+inline auto exchange(u64 mine, Use use) {
+    Warp& warp = g_warps[threadIdx.x / 32];
+    warp.shown[threadIdx.x % 32] = mine;
+    warp.barrier.arrive_and_wait();
+    auto result = use((const u64*)warp.shown);
+    warp.barrier.arrive_and_wait();
+    return result;
+}
+template <typename T>
+inline T __shfl_xor_sync(u32, T x, int lanes) {
+    return exchange((u64)x, [&](const u64* shown) { return (T)shown[threadIdx.x % 32 ^ lanes]; });
+}
+template <typename T>
+inline T __shfl_up_sync(u32, T x, int lanes) {
+    int lane = threadIdx.x % 32;
+    return exchange((u64)x, [&](const u64* shown) { return lane < lanes ? x : (T)shown[lane - lanes]; });
+}
+inline void __match_all_sync(u32, int x, int* same) {
+    *same = exchange((u64)(u32)x, [&](const u64* shown) {
+        for (int lane = 1; lane < 32; ++lane)
+            if (shown[lane] != shown[0]) return 0;
+        return 1;
+    });
+}
+inline u32 atomicAdd(u32* at, u32 value) { return __atomic_fetch_add(at, value, __ATOMIC_RELAXED); }
+inline u64 atomicAdd(u64* at, u64 value) { return __atomic_fetch_add(at, value, __ATOMIC_RELAXED); }
+inline u32 add_in_order(u32* at, u32 value) { return __atomic_fetch_add(at, value, __ATOMIC_ACQ_REL); }
 
 template <typename T>
 struct Pairs {
