@@ -13,7 +13,7 @@ export PYTHONUNBUFFERED := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-systemd check format soak fuzz kernels bench deb clean
+.PHONY: help install demo test test-systemd test-deb check format soak fuzz kernels bench deb clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -48,6 +48,9 @@ test: $(TESTS) ## Install what the tests need and run them all
 
 test-systemd: $(TESTS) ## The service under a real systemd, booted in a container (root; 77: it cannot boot here)
 	@bash tests/systemd/run_booted.sh
+
+test-deb: $(TESTS) ## The Debian package on a fresh Debian 12, from installation to purge (root; 77: it cannot be made here)
+	@bash tests/systemd/run_fresh.sh
 
 check: $(TESTS) ## Lint, types and the floors of the house
 	@$(BIN)/ruff check $(SOURCES)

@@ -47,7 +47,7 @@ case $release in
     "") [ "$with_gpu" = no ] || die "/etc/nv_tegra_release is missing: this is no Jetson; --without-gpu installs the rest" ;;
     *) die "L4T $release: edged needs JetPack 6.2 or 7.2" ;;
 esac
-[ "$(uname -m)" = aarch64 ] || [ "$dry" = yes ] || die "this machine is $(uname -m), a Jetson is aarch64"
+[ "$(uname -m)" = aarch64 ] || [ "$dry" = yes ] || [ "$with_gpu" = no ] || die "this machine is $(uname -m), a Jetson is aarch64"
 
 python=/usr/bin/python3 # TensorRT's module of JetPack is bound to it
 [ -x $python ] || die "$python is missing: apt-get install python3"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -16,8 +17,7 @@ INSTALLER = ROOT / "deploy" / "jetson" / "install.sh"
 SCRIPTS = [
     INSTALLER,
     *(ROOT / "deploy/deb" / name for name in ("postinst", "prerm", "postrm")),
-    ROOT / "tests/systemd/run_booted.sh",
-    ROOT / "tests/systemd/boot.sh",
+    *sorted((ROOT / "tests/systemd").glob("[!c]*.sh")),  # common.sh is no program
     ROOT / ".ci/run",
 ]
 CONTAINERS = [
@@ -87,18 +87,55 @@ def test_the_installers_choices(tmp_path):
     assert "sudo deploy/jetson/install.sh" in install("--help", tmp_path=tmp_path).stdout
 
 
+def steps_of(path):
+    """Instructions of a container file and their arguments, lines that go on joined and comments left out."""
+    lines = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
+    joined = "\n".join(lines).replace("\\\n", " ")
+    return [tuple(line.split(maxsplit=1)) for line in joined.splitlines() if line.strip()]
+
+
 @pytest.mark.parametrize("path", CONTAINERS, ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_containers_run_as_a_user_and_name_what_exists(path):
-    text = path.read_text()
-    steps = [line.split(maxsplit=1) for line in text.splitlines() if re.match(r"[A-Z]+ ", line)]
+def test_containers_run_as_a_user_and_name_what_exists(path, tmp_path):
+    steps = steps_of(path)
     words = [word for word, _ in steps]
+    assert set(words) == {"FROM", "COPY", "RUN", "USER", "ENTRYPOINT", "HEALTHCHECK"}
     assert words[0] == "FROM"
-    assert "nvcr.io/nvidia/" in steps[0][1]
-    assert ["USER", "edged"] in steps
+    assert re.fullmatch(r"nvcr\.io/nvidia/\S+:\S+", steps[0][1])
+    assert ("USER", "edged") in steps
     assert words.index("USER") < words.index("ENTRYPOINT")
-    for named in re.findall(r"/src/(\S+\.sh)", text):
-        assert (ROOT / named).is_file()
-    assert f"-f {path.relative_to(ROOT)} " in text
+    (entry,) = (json.loads(text) for word, text in steps if word == "ENTRYPOINT")
+    (health,) = (json.loads(text.split("CMD ", 1)[1]) for word, text in steps if word == "HEALTHCHECK")
+    assert (entry[0], health[0]) == ("/opt/edged/bin/edged", "/opt/edged/bin/edgectl")
+    for step in (text for word, text in steps if word == "RUN"):
+        subprocess.run(["sh", "-n", "-c", step], check=True)
+        parts = [part.strip() for part in step.split("&&")]
+        for index, part in enumerate(parts):
+            if part.startswith("apt-get install"):
+                assert any("apt-get update" in before for before in parts[:index]), "the base has no lists"
+                assert "--no-install-recommends" in part
+        for named in re.findall(r"/src/(\S+\.sh)(.*)", step):
+            assert (ROOT / named[0]).is_file()
+            options = re.findall(r"--[a-z-]+", named[1].split("&&")[0])
+            assert install(*options, tmp_path=tmp_path).returncode == 0, "the installer knows these options"
+    assert f"-f {path.relative_to(ROOT)} " in path.read_text()
+
+
+def test_containers_get_no_more_of_the_source_tree_than_an_installation_needs():
+    left_out = set((ROOT / ".dockerignore").read_text().split("\n"))
+    ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines() if line[:1] == "/"}
+    covered = {name for name in ignored if any(Path(name).match(pattern) for pattern in left_out if pattern)}
+    assert ignored - covered <= {"examples/node/package-lock.json", "tests/fuzz/found"}
+    for needed in (
+        "pyproject.toml",
+        "setup.py",
+        "edged",
+        "plugins_trt",
+        "protos",
+        "deploy",
+        "README.md",
+        "docs",
+    ):
+        assert not any(Path(needed).match(pattern) for pattern in left_out if pattern), needed
 
 
 def test_the_package_holds_what_the_unit_and_its_scripts_name():
