@@ -14,7 +14,13 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytest_plugins = ["fixtures.daemon", "fixtures.hub_server", "fixtures.small_models", "fixtures.without_torch"]
+pytest_plugins = [
+    "fixtures.daemon",
+    "fixtures.forked",
+    "fixtures.hub_server",
+    "fixtures.small_models",
+    "fixtures.without_torch",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 

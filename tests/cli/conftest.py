@@ -1,4 +1,4 @@
-"""Runs edgectl as the process that users run."""
+"""Runs edgectl as a process of its own, and its commands in this one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 from edgectl_process import COMMAND, clean_environment
+from fixtures.forked import Ended, suits
 from small_gguf import write_gguf
 
 from edged.cli.main import main
@@ -21,22 +22,33 @@ class Result:
     err: str
 
 
+def _started(arguments, *, stdin, timeout, cwd, environment):
+    done = subprocess.run(
+        [*COMMAND, *arguments],
+        input=stdin,
+        capture_output=True,
+        timeout=timeout,
+        cwd=cwd,
+        env=environment,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
 @pytest.fixture
-def edgectl(tmp_path):
+def edgectl(tmp_path, fork_server):
     """``edgectl(*arguments, stdin=bytes, **environment)`` runs it in an empty folder."""
 
     def run(*arguments, stdin=b"", timeout=60, cwd=None, **environment):
         # XDG_RUNTIME_DIR keeps tests away from a daemon that this user may be running.
-        done = subprocess.run(
-            [*COMMAND, *map(str, arguments)],
-            input=stdin,
-            capture_output=True,
+        done = (fork_server.run if suits(environment) else _started)(
+            [str(each) for each in arguments],
+            stdin=stdin,
             timeout=timeout,
             cwd=cwd or tmp_path,
-            env=clean_environment(**{"XDG_RUNTIME_DIR": str(tmp_path), **environment}),
-            check=False,
+            environment=clean_environment(**{"XDG_RUNTIME_DIR": str(tmp_path), **environment}),
         )
-        result = Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+        result = Result(done.code, done.out.decode(), done.err.decode())
         assert "Traceback" not in result.err, result.err
         assert "\x1b" not in result.out + result.err
         return result
