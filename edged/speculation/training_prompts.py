@@ -79,16 +79,17 @@ def make_prompts(
     """
     r = np.random.default_rng(seed)
     ends = np.cumsum([len(document) for document in documents])
+    total = int(ends[-1]) if documents else 0
     needed = count * most_tokens // 2  # pieces may overlap, but shall not be the same ones again and again
-    if ends[-1] < needed:
+    if total < needed:
         raise InvalidArgumentError(
-            f"the text has {ends[-1]} characters: {count} prompts of up to {most_tokens} tokens need at least {needed}; give "
+            f"the text has {total} characters: {count} prompts of up to {most_tokens} tokens need at least {needed}; give "
             "more text, or fewer or shorter prompts",
             field="text",
         )
     found: list[list[int]] = []
     for number in range(count):
-        at = int(r.integers(ends[-1]))
+        at = int(r.integers(total))
         document = int(np.searchsorted(ends, at, side="right"))
         offset = at - int(ends[document] - len(documents[document]))
         words = _words_from(documents[document], offset, most_tokens)

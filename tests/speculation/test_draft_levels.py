@@ -116,3 +116,5 @@ def test_too_little_text_is_refused_with_both_numbers(tokenizer):
         InvalidArgumentError, match="1880 characters: 1000 prompts of up to 60 tokens need at least 30000"
     ):
         prompts(tokenizer, count=1000)
+    with pytest.raises(InvalidArgumentError, match="has 0 characters"):
+        make_prompts([], tokenizer, None, count=16, most_tokens=8, chat_share=0.5, seed=0)
