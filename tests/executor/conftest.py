@@ -1,38 +1,55 @@
 from __future__ import annotations
 
-import fcntl
-import shutil
+import hashlib
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-CACHE = Path(__file__).resolve().parents[2] / ".cache"
+CACHE = Path(__file__).resolve().parents[2] / ".cache" / "demo-logits"
+KEPT = 200
+"""Answers that are kept, of less than 13 MiB each."""
+
+
+class RememberedReference:
+    """transformers' reading of the demo model, whose logits for tokens that it has seen come from ``.cache/``.
+
+    Logits are a function of the tokens, the weights and transformers alone; computing those of the tests takes longer
+    than what is tested.
+    """
+
+    def __init__(self, load, key: str) -> None:
+        self._load, self._key = load, key
+        self._model = None
+
+    def __call__(self, ids, *, logits_to_keep, use_cache):
+        import torch
+
+        what = f"{self._key} {ids.tolist()} {logits_to_keep}"
+        file = CACHE / hashlib.sha256(what.encode()).hexdigest()
+        if file.exists():
+            os.utime(file)
+            return SimpleNamespace(logits=torch.load(file))
+        if self._model is None:
+            self._model = self._load()
+        result = self._model(ids, logits_to_keep=logits_to_keep, use_cache=use_cache)
+        CACHE.mkdir(exist_ok=True)
+        half = file.with_suffix(f".{os.getpid()}")
+        torch.save(result.logits, half)
+        half.rename(file)
+        for old in sorted(CACHE.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT]:
+            old.unlink(missing_ok=True)
+        return result
 
 
 @pytest.fixture(scope="session")
-def demo_reference(demo_gguf):
-    """transformers' own reading of the demo GGUF, fp32; it takes a minute, so what it read is kept in .cache/."""
-    import torch
-    import transformers
+def remembered_reference(demo_gguf, request):
+    import importlib.metadata
 
-    key = f"transformers {transformers.__version__} {demo_gguf.name} {demo_gguf.stat().st_mtime_ns}"
-    folder, stamp = CACHE / "demo-reference", CACHE / "demo-reference.key"
-    CACHE.mkdir(exist_ok=True)
-    with (CACHE / "demo-reference.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (stamp.exists() and stamp.read_text() == key):
-            stamp.unlink(missing_ok=True)
-            shutil.rmtree(folder, ignore_errors=True)
-            read = transformers.AutoModelForCausalLM.from_pretrained(
-                demo_gguf.parent, gguf_file=demo_gguf.name, dtype=torch.float32
-            )
-            # A copy without the mark of its origin, which save_pretrained refuses.
-            del read.config.quantization_config
-            copy = transformers.AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
-            copy.load_state_dict(read.state_dict())
-            copy.save_pretrained(folder)
-            stamp.write_text(key)
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("transformers", "torch")]
+    key = f"{versions} {demo_gguf.name} {demo_gguf.stat().st_mtime_ns}"
+    return RememberedReference(lambda: request.getfixturevalue("demo_reference"), key)
 
 
 @pytest.fixture(scope="session")

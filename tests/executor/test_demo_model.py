@@ -49,20 +49,20 @@ def long_prompt(demo_tokenizer):
     return ids
 
 
-def test_prompt_logits_are_those_of_transformers(executor, demo_reference, demo_tokenizer):
+def test_prompt_logits_are_those_of_transformers(executor, remembered_reference, demo_tokenizer):
     runner = Runner(executor)
     for prompt in PROMPTS[::3]:
         ids = demo_tokenizer.encode(prompt).ids
         ours = runner.prefill(runner.sequence(ids), 512)
-        np.testing.assert_allclose(ours, reference_logits(demo_reference, ids), rtol=0, atol=1e-3)
+        np.testing.assert_allclose(ours, reference_logits(remembered_reference, ids), rtol=0, atol=1e-3)
 
 
-def test_64_greedy_tokens_of_ten_prompts_in_shared_steps(executor, demo_reference, demo_tokenizer):
+def test_64_greedy_tokens_of_ten_prompts_in_shared_steps(executor, remembered_reference, demo_tokenizer):
     runner = Runner(executor)
     prompts = [demo_tokenizer.encode(prompt).ids for prompt in PROMPTS]
     answers = runner.generate([runner.sequence(ids, room=64) for ids in prompts], 64)
     for ids, answer in zip(prompts, answers, strict=True):
-        assert_greedy(demo_reference, ids, answer)
+        assert_greedy(remembered_reference, ids, answer)
 
 
 def test_two_interleaved_requests_give_what_each_gives_alone(executor, demo_tokenizer):
@@ -92,7 +92,7 @@ def test_two_interleaved_requests_give_what_each_gives_alone(executor, demo_toke
 
 
 @pytest.mark.parametrize("length", [1, 64, 65])
-def test_chunk_sizes_give_identical_tokens(executor, demo_reference, long_prompt, length):
+def test_chunk_sizes_give_identical_tokens(executor, remembered_reference, long_prompt, length):
     runner = Runner(executor)
     ids = long_prompt[100 : 100 + length]
     sequences = [runner.sequence(ids, room=16) for _ in range(4)]
@@ -108,22 +108,22 @@ def test_chunk_sizes_give_identical_tokens(executor, demo_reference, long_prompt
             sequence.tokens.append(token)
             row.append(token)
     assert all(row == rest[0] for row in rest)
-    assert_greedy(demo_reference, ids, answers[0][0] + rest[0])
+    assert_greedy(remembered_reference, ids, answers[0][0] + rest[0])
 
 
-def test_a_prompt_of_3000_tokens(executor, demo_reference, long_prompt):
+def test_a_prompt_of_3000_tokens(executor, remembered_reference, long_prompt):
     runner = Runner(executor)
     sequence = runner.sequence(long_prompt, room=16)
     logits = runner.prefill(sequence, 512, rows="last")
     sequence.tokens.append(int(logits[-1].argmax()))
     answer = runner.generate([sequence], 15)
-    whole = reference_logits(demo_reference, sequence.tokens[:-1], keep=16)
+    whole = reference_logits(remembered_reference, sequence.tokens[:-1], keep=16)
     np.testing.assert_allclose(logits[0], whole[0], rtol=0, atol=1e-3)
     assert_choices(whole, [sequence.tokens[3000], *answer[0]])
 
 
 @pytest.mark.soak
-def test_64_tokens_after_3000_do_not_depend_on_the_chunks(executor, demo_reference, long_prompt):
+def test_64_tokens_after_3000_do_not_depend_on_the_chunks(executor, remembered_reference, long_prompt):
     answers = []
     for chunk in (1, 7, 64, 512):
         runner = Runner(executor)
@@ -132,13 +132,13 @@ def test_64_tokens_after_3000_do_not_depend_on_the_chunks(executor, demo_referen
         sequence.tokens.append(int(logits[-1].argmax()))
         answers.append([sequence.tokens[3000], *runner.generate([sequence], 63)[0]])
     assert all(answer == answers[0] for answer in answers)
-    assert_greedy(demo_reference, long_prompt, answers[0])
+    assert_greedy(remembered_reference, long_prompt, answers[0])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_stays_close_to_fp32(demo_model, demo_reference, demo_tokenizer, dtype):
+def test_half_precision_stays_close_to_fp32(demo_model, remembered_reference, demo_tokenizer, dtype):
     ids = demo_tokenizer.encode(PROMPTS[1]).ids
-    expected = reference_logits(demo_reference, ids)
+    expected = reference_logits(remembered_reference, ids)
     executor = load(demo_model, dtype=dtype, context_length=256, max_sequences=4, prefill_chunk=64)
     runner = Runner(executor)
     spread = expected.std()
