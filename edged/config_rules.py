@@ -122,7 +122,11 @@ def _check_speculation(model: ModelConfig, path: str, report: Report) -> None:
     if eagle and speculation.draft is None and report.sound(path, f"{path}.draft"):
         report.refuse(f"{path}.draft", "is missing, and method is eagle", "write the draft's folder")
     for key in ("draft", "token_map"):
-        if not eagle and getattr(speculation, key) is not None and report.sound(f"{path}.{key}"):
+        if (
+            not speculation.has_model
+            and getattr(speculation, key) is not None
+            and report.sound(f"{path}.{key}")
+        ):
             report.refuse(f"{path}.{key}", f"has no effect with method: {speculation.method}", "remove it")
     if speculation.method != "off" and report.sound(f"{path}.method"):
         if model.executor == "tensorrt":
@@ -131,10 +135,10 @@ def _check_speculation(model: ModelConfig, path: str, report: Report) -> None:
                 f"found {speculation.method} with executor: tensorrt, which verifies no drafts yet",
                 "write method: off, or executor: torch",
             )
-        elif eagle and model.device == "cuda":
+        elif speculation.has_model and model.device == "cuda":
             report.refuse(
                 f"{path}.method",
-                "found eagle with device: cuda, which runs no draft models yet",
+                f"found {speculation.method} with device: cuda, which runs no draft models yet",
                 "write method: prompt_lookup or off, or device: cpu",
             )
 

@@ -19,8 +19,8 @@ class SpeculationConfig:
         default="off",
         metadata=_key(
             "Where draft tokens come from; prompt_lookup takes what followed the last tokens earlier in the prompt or the "
-            "answer, eagle asks a draft model (EAGLE-2)",
-            choices=("off", "prompt_lookup", "eagle"),
+            "answer, eagle asks a draft model (EAGLE-2, EAGLE-3), mtp a head for multi-token prediction",
+            choices=("off", "prompt_lookup", "eagle", "mtp"),
         ),
     )
     tree_size: int = field(
@@ -37,29 +37,31 @@ class SpeculationConfig:
             "Most draft tokens that follow one another, below tree_size",
             low=1,
             high=63,
-            default="tree_size - 1; with eagle at most 6",
+            default="tree_size - 1; with eagle and mtp at most 6",
         ),
     )
     draft: Path | None = field(
         default=None,
         metadata=_key(
-            "eagle: folder of the draft (config.json, safetensors), made for this very model", default="none"
+            "eagle: folder of the draft (config.json, safetensors), made for this very model; mtp: that of the head",
+            default="none; with mtp the model's own folder",
         ),
     )
     token_map: Path | None = field(
         default=None,
         metadata=_key(
-            "eagle: JSON list of the token ids that drafts are taken from (FR-Spec)", default="every token"
+            "eagle, mtp: JSON list of the token ids that drafts are taken from (FR-Spec)",
+            default="every token",
         ),
     )
     window: int = field(
         default=1024,
-        metadata=_key("eagle: last tokens of a sequence that the draft attends to", low=64, high=65536),
+        metadata=_key("eagle, mtp: last tokens of a sequence that the draft attends to", low=64, high=65536),
     )
     width: int = field(
         default=10,
         metadata=_key(
-            "eagle: likeliest tokens below a node, and nodes of a level that go on", low=1, high=10
+            "eagle, mtp: likeliest tokens below a node, and nodes of a level that go on", low=1, high=10
         ),
     )
     residual_layers: int | None = field(
@@ -73,6 +75,11 @@ class SpeculationConfig:
     )
 
     @property
+    def has_model(self) -> bool:
+        """Whether a draft model runs beside the target."""
+        return self.method in ("eagle", "mtp")
+
+    @property
     def most_nodes(self) -> int:
         """Most tokens of a sequence in a step that verifies; 1 where nothing does."""
         return 1 if self.method == "off" else self.tree_size
@@ -82,4 +89,4 @@ class SpeculationConfig:
         """Most draft tokens that follow one another."""
         if self.depth is not None:
             return self.depth
-        return min(self.most_nodes - 1, EAGLE_DEPTH) if self.method == "eagle" else self.most_nodes - 1
+        return min(self.most_nodes - 1, EAGLE_DEPTH) if self.has_model else self.most_nodes - 1

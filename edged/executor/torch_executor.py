@@ -71,7 +71,8 @@ class TorchExecutor(Executor):
             vocabulary=plan.architecture.vocabulary,
         )
         self._eagle: TorchEagle | None = None
-        self._keeps_hidden = keeps_hidden or plan.draft is not None
+        self._kept_layers = () if plan.draft is None else plan.draft.eagle.hidden_layers
+        self._keeps_hidden = keeps_hidden or (plan.draft is not None and not self._kept_layers)
         self.buffers: dict[str, torch.Tensor] = {}
         """Every tensor that lives as long as the executor, by the name of its spec."""
 
@@ -108,6 +109,7 @@ class TorchExecutor(Executor):
             plan.logit_rows,
             plan.selection,
             keeps_hidden=self._keeps_hidden,
+            kept_layers=self._kept_layers,
         )
         if plan.draft is not None:
             self._load_draft(plan.draft)
@@ -115,7 +117,9 @@ class TorchExecutor(Executor):
     def _load_draft(self, draft: DraftPlan) -> None:
         layer, token_map = draft.eagle.layer, draft.token_map
         head = self._decoder.head.weight
-        if packed_weights(self.plan.architecture, self.buffers).get(self._decoder.head.name) is not None:
+        shares_head = not draft.eagle.has("head")
+        packed = packed_weights(self.plan.architecture, self.buffers)
+        if shares_head and packed.get(self._decoder.head.name) is not None:
             raise UnsupportedError(
                 "a draft shares the model's LM head, which is quantized here: use a checkpoint whose head is not",
                 field="speculation.draft",
@@ -190,9 +194,10 @@ class TorchExecutor(Executor):
     def _show(self, eagle: TorchEagle, batch: StepBatch, paths: dict[int, list[int]]) -> None:
         """Show the hidden states of what was stored to the sequences' drafts."""
         starts, lengths = batch.sequence_starts.tolist(), batch.lengths.tolist()
+        seen = self._ops.states if self._kept_layers else self._ops.hidden
         for index, slot in enumerate(batch.draft_slots):
             if isinstance(slot, DraftSlot):
-                rows = self._ops.hidden[starts[index] : starts[index + 1]]
+                rows = seen[starts[index] : starts[index + 1]]
                 path = paths.get(index)
                 eagle.observe(slot, rows if path is None else rows[path], lengths[index])
 

@@ -10,6 +10,7 @@ from edged.executor.torch_attention import CpuAttention
 from edged.executor.torch_linear import CpuLinear
 from edged.executor.torch_packed import packed_weights
 from edged.executor.torch_views import FEATURE_MAJOR_ROWS, LinearViews, StepViews, head_views
+from edged.memory.draft_plan import STATES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ class TorchOperators:
         head_rows: Rows of logits that the ``logits`` buffer holds.
         rule: Which blocks a query attends to; None attends to everything.
         keeps_hidden: Whether the final norm's output is wanted of every row (:attr:`hidden`).
+        kept_layers: Layers whose inputs are wanted of every row (:attr:`states`), into the buffer ``draft.states``.
     """
 
     def __init__(
@@ -41,8 +43,10 @@ class TorchOperators:
         rule: SelectionRule | None = None,
         *,
         keeps_hidden: bool = False,
+        kept_layers: Sequence[int] = (),
     ) -> None:
         self._keeps_hidden = keeps_hidden
+        self._kept_layers = tuple(kept_layers)
         self._a = decoder.architecture
         self._buffers = buffers
         self._head_rows = head_rows
@@ -61,6 +65,8 @@ class TorchOperators:
         self._eps = torch.tensor(self._a.norm_eps, dtype=compute, device=buffers["hidden"].device)
         self.hidden = buffers["normed"][:0].view(0, self._a.hidden)
         """The final norm's output of the last step's rows, ``[T, H]``, where it is kept."""
+        self.states = buffers["normed"][:0].view(0, self._a.hidden)
+        """What entered each of the kept layers in the last step, side by side: ``[T, layers H]``."""
         self._step_views: dict[tuple[int, str], StepViews] = {}
         self._head_views: dict[int, LinearViews] = {}
 
@@ -126,6 +132,8 @@ class TorchOperators:
         k_norm: torch.Tensor | None,  # noqa: ARG002
     ) -> torch.Tensor:
         """``[T, (heads + 2 kv_heads) D]`` to ``[T, heads D]``."""
+        if layer in self._kept_layers:
+            self._keep_state(layer)
         self._attention.run(layer, self._qk_norms[layer])
         return self._views.attended
 
@@ -157,6 +165,15 @@ class TorchOperators:
             logits = self._linear.logits(views, head)
             self._consume(first, logits)
         return logits
+
+    def _keep_state(self, layer: int) -> None:
+        """The residual stream as it enters a layer; no row was left out before the last layer's attention."""
+        hidden, width = self._all_views.hidden, self._a.hidden
+        rows = hidden.shape[0]
+        self.states = self._buffers[STATES][: rows * width * len(self._kept_layers)].view(rows, -1)
+        for place, kept in enumerate(self._kept_layers):
+            if kept == layer:
+                self.states[:, place * width : (place + 1) * width].copy_(hidden)
 
     def _views_of(self, rows: int, prefix: str = "") -> StepViews:
         """Views for a number of rows; those of small steps, which come again and again, are kept."""

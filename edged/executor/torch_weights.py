@@ -68,7 +68,7 @@ def read_weights(
                 check_no_bias(files, f"{linear.module}.bias")
             module = plan.read(files, linear)
             if store is None:
-                _store(linear, module, weights)
+                store_packed(linear, module, weights)
             else:
                 store(linear, module)
             done += sum(files.info(name).nbytes for name in plan.tensors_of(linear) if name in files)
@@ -102,7 +102,7 @@ def _convert(files: WeightFiles, name: str, dtype: torch.dtype, target: torch.Te
             )
 
 
-def _store(linear: PackedLinear, module: PackedModule, weights: Mapping[str, torch.Tensor]) -> None:
+def store_packed(linear: PackedLinear, module: PackedModule, weights: Mapping[str, torch.Tensor]) -> None:
     """Put one 4-bit or ternary module into its rows of a weight."""
     rows = slice(linear.start, linear.start + linear.shape.outputs)
     packed, scales = (weights[linear.weight + part][rows] for part in ("", SCALES))

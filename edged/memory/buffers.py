@@ -189,7 +189,9 @@ class ModelPlan:
 
 def draft_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
     """The draft model's weights, and its keys and values; nothing where there is none."""
-    return () if plan.draft is None else plan.draft.buffers(plan.dtype, plan.max_sequences)
+    if plan.draft is None:
+        return ()
+    return plan.draft.buffers(plan.dtype, plan.max_sequences, plan.step_tokens)
 
 
 def weight_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:

@@ -5,6 +5,7 @@ A checkpoint that lacks a tensor, has one that nothing maps, or one of another s
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,6 +43,9 @@ class PackedLinear(NamedTuple):
     shape: Shape
     start: int
     part: int
+
+
+_MTP_HEAD = re.compile(r"(model\.(?:mtp_)?layers\.\d+\.)(?:eh_proj|input_proj)\.")
 
 
 @dataclass(frozen=True)
@@ -103,8 +107,11 @@ class CheckpointPlan:
         """
         expected = self.expected()
         missing = [name for name, item in expected.items() if item.needed and name not in files]
+        heads = _mtp_heads(files)
         unmapped = [
-            name for name in files.names() if name not in expected and not _is_redundant(name, architecture)
+            name
+            for name in files.names()
+            if name not in expected and not _is_redundant(name, architecture) and not name.startswith(heads)
         ]
         found = {name: files.info(name) for name in expected if name in files}
         shapes = [
@@ -192,6 +199,11 @@ def _modules(spec: WeightSpec, group: int, layout: str) -> Iterable[PackedLinear
         yield PackedLinear(
             spec.name, source.module, Shape(source.shape[0], inputs, group), source.start, part
         )
+
+
+def _mtp_heads(files: WeightFiles) -> tuple[str, ...]:
+    """What the tensors of heads for multi-token prediction begin with: drafts, which the model runs without."""
+    return tuple(sorted({found[1] for name in files.names() if (found := _MTP_HEAD.match(name)) is not None}))
 
 
 def _is_redundant(name: str, architecture: Architecture) -> bool:

@@ -1,22 +1,24 @@
-"""An EAGLE draft: what its folder holds, and whether it goes with a target.
+"""A draft model: what its folder holds, and whether it goes with a target.
 
-EAGLE (arXiv 2401.15077) and EAGLE-2 (2406.16858): one decoder layer over ``fc([embedding; hidden])``, where ``hidden`` is the
-target's final norm's output at a position and ``embedding`` that of the token after it. Embedding and LM head are the
-target's. The layouts that are read: EAGLE's own (``layers.0``, without a norm before attention) and MiniCPM4's
-(``eagle_layers.0``, with norms before ``fc``). FR-Spec (arXiv 2502.14856): drafts are taken from the tokens of a map alone.
+EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858) and EAGLE-3 (2503.01840), and heads for multi-token prediction (DeepSeek-V3,
+2412.19437): one decoder layer that goes on from the target's hidden states; :mod:`edged.models.draft_layout` has the tensors of
+each. The embedding is the target's, and so is the LM head but for EAGLE-3. FR-Spec (2502.14856): drafts are taken from the
+tokens of a map alone. Linears may be in 4 bits in GPTQ's layout.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edged.checkpoint.safetensors_files import WeightFiles
 from edged.errors import CheckpointError
 from edged.models.architecture import Architecture
+from edged.models.draft_layout import EAGLE, EAGLE3, MTP, Layout
+from edged.models.draft_weights import bare_names, draft_specs, tensor_faults
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,13 +26,12 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from edged.models.weights import WeightSpec
+
     Int32Array = npt.NDArray[np.int32]
     Int64Array = npt.NDArray[np.int64]
 
-FLOATS = ("F64", "F32", "BF16", "F16")
-_LAYERS = ("layers.0.", "eagle_layers.0.")
-_UNUSED = ("embed_tokens.weight", "lm_head.weight")
-"""The target's own are used in their place."""
+_TABLES = {"d2t": ("I64", "I32"), "t2d": ("BOOL", "U8")}
 
 
 @dataclass(frozen=True)
@@ -39,19 +40,27 @@ class Eagle:
 
     Attributes:
         layer: Sizes of its layer (:class:`Architecture` of one layer), with the scales that its forward has.
-        names: The tensor of each part in the folder's files.
+        names: The tensor of each part in the folder's files; of a 4-bit linear the name that it would have as ``.weight``.
+        layout: How its tensors are spelled, and what that says of the forward.
+        specs: The weights as they are held, and what they are made of.
+        hidden_layers: EAGLE-3: layers of the target whose inputs it sees; otherwise it sees the final norm's output.
+        token_ids: EAGLE-3: the ids of its own vocabulary; None: the target's.
     """
 
     folder: Path
     layer: Architecture
     names: Mapping[str, str]
+    layout: Layout
+    specs: tuple[WeightSpec, ...]
+    hidden_layers: tuple[int, ...] = ()
+    token_ids: Int32Array | None = None
 
     @classmethod
     def read(cls, folder: Path, target: Architecture, *, residual_layers: int | None = None) -> Eagle:
         """Read a draft's configuration and the headers of its files.
 
         Args:
-            folder: The draft's folder.
+            folder: The draft's folder; of MTP heads it may be the target's own.
             target: The model it drafts for.
             residual_layers: Layers that its residual scale counts with, where the folder does not say ``mup_denominator``;
                 those of the target and its own by default. Public engines disagree on it.
@@ -61,97 +70,123 @@ class Eagle:
         """
         layer = Architecture.read(folder)
         file = folder / "config.json"
-        for key, own, wanted in (
-            ("num_hidden_layers", layer.layers, 1),
-            ("hidden_size", layer.hidden, target.hidden),
-            ("vocab_size", layer.vocabulary, target.vocabulary),
-            ("scale_emb", layer.embedding_scale, target.embedding_scale),
-            ("dim_model_base", layer.logit_divisor, target.logit_divisor),
-        ):
-            if own != wanted:
-                whose = "a draft has" if key == "num_hidden_layers" else "the target has"
-                raise CheckpointError(f"{file}: {key} gives {own} and {whose} {wanted}", field=key)
-        if layer.quantization is not None:
-            raise CheckpointError(f"{file}: quantized drafts are not read yet", field="quantization_config")
-        if layer.residual_scale != 1.0:
-            depth = layer.residual_scale  # of one layer: scale_depth itself
-            said = json.loads(file.read_text("utf-8")).get("mup_denominator")
-            count = residual_layers or said or target.layers + 1
-            if isinstance(count, bool) or not isinstance(count, int | float) or count <= 0:
-                raise CheckpointError(
-                    f"{file}: mup_denominator {count!r} must be a number above 0", field="mup_denominator"
-                )
-            layer = replace(layer, residual_scale=depth / float(count) ** 0.5)
+        config = json.loads(file.read_text("utf-8"))
         with WeightFiles.open(folder) as files:
-            return cls(folder, layer, _names(files, layer))
+            bare = bare_names(files)
+            layout = Layout.of(bare)
+            _check_sizes(layer, target, layout, file)
+            if layer.residual_scale != 1.0:
+                layer = replace(layer, residual_scale=_residual_scale(config, target, residual_layers, file))
+            vocabulary = config.get("draft_vocab_size", layer.vocabulary) if layout.kind == EAGLE3 else 0
+            names = layout.resolve(bare, str(folder))
+            specs = draft_specs(files, names, layout, layer, vocabulary)
+            ids = _own_vocabulary(files, names, vocabulary, target) if layout.kind == EAGLE3 else None
+        hidden_layers = _hidden_layers(config, target, file) if layout.kind == EAGLE3 else ()
+        return cls(folder, layer, names, layout, specs, hidden_layers, ids)
 
     def has(self, part: str) -> bool:
         """Whether the draft has an optional part."""
         return part in self.names
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is an EAGLE draft of floats, without biases and norms of heads."""
+        others = ("q_bias", "q_norm")
+        packed = any(spec.packing is not None for spec in self.specs)
+        return self.layout.kind == EAGLE and not packed and not any(map(self.has, others))
+
+    @property
+    def hidden_width(self) -> int:
+        """Elements of what it sees of each of the target's tokens."""
+        return max(1, len(self.hidden_layers)) * self.layer.hidden
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """What is held in memory, by part: q, k, v and gate, up lie in one matrix each."""
-        a = self.layer
-        shapes: dict[str, tuple[int, ...]] = {
-            "fc": (a.hidden, 2 * a.hidden),
-            "qkv": (a.qkv_width, a.hidden),
-            "output": (a.hidden, a.q_width),
-            "mlp_norm": (a.hidden,),
-            "gate_up": (2 * a.intermediate, a.hidden),
-            "down": (a.hidden, a.intermediate),
-        }
-        optional = {
-            "fc_bias": a.hidden,
-            "embedding_norm": a.hidden,
-            "hidden_norm": a.hidden,
-            "attention_norm": a.hidden,
-        }
-        return shapes | {part: (size,) for part, size in optional.items() if self.has(part)}
+        """The weights' shapes, by part: q, k, v and gate, up lie in one matrix each."""
+        return {spec.name: spec.shape for spec in self.specs}
 
 
-def _parts(a: Architecture) -> dict[str, tuple[str, tuple[int, ...], bool]]:
-    """By part: its tensor behind the layer's prefix or without one, its shape, and whether it must be there."""
-    return {
-        "fc": ("fc.weight", (a.hidden, 2 * a.hidden), True),
-        "fc_bias": ("fc.bias", (a.hidden,), False),
-        "embedding_norm": ("input_norm1.weight", (a.hidden,), False),
-        "hidden_norm": ("input_norm2.weight", (a.hidden,), False),
-        "attention_norm": ("*input_layernorm.weight", (a.hidden,), False),
-        "q": ("*self_attn.q_proj.weight", (a.q_width, a.hidden), True),
-        "k": ("*self_attn.k_proj.weight", (a.kv_width, a.hidden), True),
-        "v": ("*self_attn.v_proj.weight", (a.kv_width, a.hidden), True),
-        "output": ("*self_attn.o_proj.weight", (a.hidden, a.q_width), True),
-        "mlp_norm": ("*post_attention_layernorm.weight", (a.hidden,), True),
-        "gate": ("*mlp.gate_proj.weight", (a.intermediate, a.hidden), True),
-        "up": ("*mlp.up_proj.weight", (a.intermediate, a.hidden), True),
-        "down": ("*mlp.down_proj.weight", (a.hidden, a.intermediate), True),
-    }
+def _check_sizes(layer: Architecture, target: Architecture, layout: Layout, file: Path) -> None:
+    """Refuse a draft of another model."""
+    checks: list[tuple[str, Any, Any]] = [
+        ("hidden_size", layer.hidden, target.hidden),
+        ("vocab_size", layer.vocabulary, target.vocabulary),
+    ]
+    if layout.kind != MTP:
+        checks.insert(0, ("num_hidden_layers", layer.layers, 1))
+    if layout.kind != EAGLE3:  # whose head and norms are its own
+        checks += [
+            ("scale_emb", layer.embedding_scale, target.embedding_scale),
+            ("dim_model_base", layer.logit_divisor, target.logit_divisor),
+        ]
+    for key, own, wanted in checks:
+        if own != wanted:
+            whose = "a draft has" if key == "num_hidden_layers" else "the target has"
+            raise CheckpointError(f"{file}: {key} gives {own} and {whose} {wanted}", field=key)
 
 
-def _names(files: WeightFiles, a: Architecture) -> dict[str, str]:
-    """The tensor of each part; everything in the files must be one."""
-    bare = {name.removeprefix("model."): name for name in files.names()}
-    prefix = next((each for each in _LAYERS if any(name.startswith(each) for name in bare)), _LAYERS[0])
-    found: dict[str, str] = {}
-    faults: list[str] = []
-    for part, (pattern, shape, needed) in _parts(a).items():
-        name = bare.pop(pattern.replace("*", prefix), None)
-        if name is None:
-            if needed:
-                faults.append(f"{pattern.replace('*', prefix)} is missing")
-            continue
-        info = files.info(name)
-        if tuple(info.shape) != shape:
-            faults.append(f"{name} is {list(info.shape)} instead of {list(shape)}")
-        elif info.dtype not in FLOATS:
-            faults.append(f"{name} is {info.dtype} instead of a float")
-        found[part] = name
-    faults += [f"{name} has no place in an EAGLE draft" for name in bare if name not in _UNUSED]
-    if ("embedding_norm" in found) != ("hidden_norm" in found):
-        faults.append("input_norm1 and input_norm2 come together")
+def _residual_scale(
+    config: Mapping[str, Any], target: Architecture, residual_layers: int | None, file: Path
+) -> float:
+    """Of a muP draft's layer."""
+    count: Any = residual_layers or config.get("mup_denominator") or target.layers + 1
+    if isinstance(count, bool) or not isinstance(count, int | float) or count <= 0:
+        raise CheckpointError(
+            f"{file}: mup_denominator {count!r} must be a number above 0", field="mup_denominator"
+        )
+    scale: float = float(config["scale_depth"]) / float(count) ** 0.5
+    return scale
+
+
+def _hidden_layers(config: Mapping[str, Any], target: Architecture, file: Path) -> tuple[int, ...]:
+    """Layers of the target whose inputs an EAGLE-3 draft sees; by default the third, the middle and the third last."""
+    key = "eagle_aux_hidden_state_layer_ids"
+    nested = config.get("eagle_config")
+    said = config.get(key) or (nested.get(key) if isinstance(nested, dict) else None)
+    layers = said or [2, target.layers // 2, target.layers - 3]
+    sound = (
+        isinstance(layers, list)
+        and len(layers) == 3  # as many as fc fuses
+        and all(isinstance(each, int) and not isinstance(each, bool) for each in layers)
+        and all(0 <= each < target.layers for each in layers)
+    )
+    if not sound:
+        raise CheckpointError(
+            f"{file}: {key} {layers!r} must name three layers of the target, which has {target.layers}",
+            field=key,
+        )
+    return tuple(layers)
+
+
+def _own_vocabulary(
+    files: WeightFiles, names: Mapping[str, str], count: int, target: Architecture
+) -> Int32Array | None:
+    """EAGLE-3: the target's id of each of the draft's tokens; None where they are the same.
+
+    Raises:
+        CheckpointError: The tables contradict each other, or name a token twice or one that the target has not.
+    """
+    faults = [
+        fault
+        for part, size in (("d2t", count), ("t2d", target.vocabulary))
+        if part in names
+        for fault in tensor_faults(files, names[part], (size,), _TABLES[part])
+    ]
     if faults:
-        raise CheckpointError(f"{files.folder}: no EAGLE draft of this target: {'; '.join(faults[:8])}")
-    return found
+        raise CheckpointError(f"{files.folder}: no draft of this target: {'; '.join(faults)}")
+    if "d2t" not in names:
+        if count != target.vocabulary:
+            raise CheckpointError(
+                f"{files.folder}: d2t is missing, and draft_vocab_size is {count}", field="draft_vocab_size"
+            )
+        return None
+    ids: Int64Array = np.arange(count, dtype=np.int64) + files.read_array(names["d2t"]).astype(np.int64)
+    sorted_ids = check_token_map(ids, target.vocabulary, f"{files.folder}: d2t")
+    if "t2d" in names:
+        said = np.flatnonzero(files.read_array(names["t2d"]))
+        if not np.array_equal(said, sorted_ids):
+            raise CheckpointError(f"{files.folder}: t2d does not mark the tokens that d2t names", field="t2d")
+    own: Int32Array = ids.astype(np.int32)
+    return own
 
 
 def check_tokenizers(draft: Path, target: Path) -> None:
