@@ -122,25 +122,18 @@ def _check_speculation(model: ModelConfig, path: str, report: Report) -> None:
     if eagle and speculation.draft is None and report.sound(path, f"{path}.draft"):
         report.refuse(f"{path}.draft", "is missing, and method is eagle", "write the draft's folder")
     for key in ("draft", "token_map"):
-        if (
-            not speculation.has_model
-            and getattr(speculation, key) is not None
-            and report.sound(f"{path}.{key}")
-        ):
+        if not eagle and getattr(speculation, key) is not None and report.sound(f"{path}.{key}"):
             report.refuse(f"{path}.{key}", f"has no effect with method: {speculation.method}", "remove it")
-    if speculation.method != "off" and report.sound(f"{path}.method"):
-        if model.executor == "tensorrt":
-            report.refuse(
-                f"{path}.method",
-                f"found {speculation.method} with executor: tensorrt, which verifies no drafts yet",
-                "write method: off, or executor: torch",
-            )
-        elif speculation.has_model and model.device == "cuda":
-            report.refuse(
-                f"{path}.method",
-                f"found {speculation.method} with device: cuda, which runs no draft models yet",
-                "write method: prompt_lookup or off, or device: cpu",
-            )
+    if (
+        model.executor == "tensorrt"
+        and speculation.method != "off"
+        and report.sound(f"{path}.method", path.rpartition(".")[0] + ".executor")
+    ):
+        report.refuse(
+            f"{path}.method",
+            f"found {speculation.method} with executor: tensorrt, which verifies no drafts yet",
+            "write method: off, or executor: torch",
+        )
 
 
 _ROPE_KEYS = {

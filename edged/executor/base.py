@@ -132,6 +132,23 @@ class DraftTree(Protocol):
         """The likeliest tokens after a node that was run, and their probabilities."""
 
 
+@dataclass(frozen=True)
+class GrownTree:
+    """A tree that was grown on the device: its pool, level after level (:func:`edged.speculation.expansion.proposal_of`).
+
+    Attributes:
+        width: k, children of a node that was run. Level 0 has the places 0 to k, level l the k² from k + (l - 1) k² on.
+        tokens: Token of each node.
+        parents: Place of each node's parent; -1 is the root.
+        chances: Probability of each node given its parent.
+    """
+
+    width: int
+    tokens: list[int]
+    parents: list[int]
+    chances: list[float]
+
+
 class DraftModel(Protocol):
     """A draft model beside the target."""
 
@@ -141,8 +158,8 @@ class DraftModel(Protocol):
     def close(self, slot: Any) -> None:  # noqa: ANN401
         """The sequence has ended."""
 
-    def start(self, slot: Any, tokens: Sequence[int]) -> DraftTree | None:  # noqa: ANN401
-        """Begin a tree below the last of a sequence's tokens; None where too little was seen of it."""
+    def start(self, slot: Any, tokens: Sequence[int]) -> DraftTree | GrownTree | None:  # noqa: ANN401
+        """Begin a tree below the last of a sequence's tokens, or grow it; None where too little was seen of it."""
 
 
 class Executor(abc.ABC):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from edged.errors import UnsupportedError
+from edged.executor.cuda_draft_kernels import load_draft_kernels
 from edged.memory.cuda_buffers import tree_sizes
 from plugins_trt.argmax.launch import Argmaxer
 from plugins_trt.attention.launch import Attender
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from edged.executor.cuda_draft_kernels import DraftKernels
     from edged.memory.buffers import ModelPlan
     from plugins_trt.argmax.contract import Argmax
     from plugins_trt.attention.contract import Attention
@@ -99,6 +101,9 @@ class Device(Protocol):
 
     def kernels(self, plan: ModelPlan) -> StepKernels:
         """The operators for a model's dtype and heads."""
+
+    def draft_kernels(self, plan: ModelPlan) -> DraftKernels:
+        """The operators of a model's draft."""
 
     def close(self) -> None:
         """Give back what is not the buffers'."""
@@ -240,6 +245,17 @@ class CudaDevice:
             verify=lambda args: verify(args, stream),
             commit=lambda args: keep(args, stream),
         )
+
+    def draft_kernels(self, plan: ModelPlan) -> DraftKernels:
+        """Load those of a draft.
+
+        Raises:
+            UnsupportedError: No compiled kernels suit the device.
+        """
+        try:
+            return load_draft_kernels(self._kernels, plan, self._stream)
+        except KernelsError as error:
+            raise UnsupportedError(f"device: cuda: {error}", field="device") from error
 
     def _packed_kernels(self, plan: ModelPlan) -> tuple[Any, Any]:
         """Those of packed weights: a model without any loads none."""

@@ -20,6 +20,7 @@ import torch
 from edged.errors import LedgerError
 from edged.executor.base import OFF_PATH, Executor, ExecutorLimits
 from edged.executor.batch_check import check_batch, check_sampling
+from edged.executor.cuda_eagle import CudaEagle
 from edged.executor.cuda_operators import CudaOperators
 from edged.executor.cuda_packed import PackedLoader
 from edged.executor.cuda_staging import Staging
@@ -30,7 +31,7 @@ from edged.executor.page_copies import PageCopies
 from edged.executor.torch_buffers import allocate
 from edged.executor.torch_tree import accepted_paths, parent_rows
 from edged.executor.torch_weights import read_weights
-from edged.memory.buffers import ModelPlan, step_buffers, weight_buffers
+from edged.memory.buffers import ModelPlan, draft_buffers, step_buffers, weight_buffers
 from edged.memory.cuda_buffers import (
     MULTIPROCESSORS,
     attention_workspace,
@@ -123,7 +124,7 @@ class CudaExecutor(Executor):
                 f"{MULTIPROCESSORS}: report this card"
             )
         with self.device.scope():
-            specs = (*weight_buffers(plan), *step_buffers(plan))
+            specs = (*weight_buffers(plan), *step_buffers(plan), *draft_buffers(plan))
             self.buffers = allocate(specs, self.device.torch_device, progress)
             progress("allocating", len(specs), len(specs))
             self._fill_weights(progress)
@@ -136,21 +137,41 @@ class CudaExecutor(Executor):
         self._logits = self.device.host_words(plan.architecture.vocabulary).view(np.float32)
         self._options = DeviceOptions(step_buffers(plan), self.device.host_words)
         self._pages = PageCopies(self.buffers)
+        self._eagle: CudaEagle | None = None
+        if plan.draft is not None:
+            self._eagle = CudaEagle(
+                plan, self.buffers, self.device, kernels=self._kernels, head=self._decoder.head
+            )
         self._trees = TreeSteps(
             plan, self.buffers, self.device, self._kernels, decoder=self._decoder, drawn=self._drawn
         )
         self._capture_buckets(progress)
+        if self._eagle is not None:
+            self._eagle.capture()
+            self.device.synchronize()
+
+    @property
+    def draft_model(self) -> CudaEagle | None:
+        """The EAGLE draft, where there is one."""
+        return self._eagle
 
     def step(self, batch: StepBatch) -> Int32Array:
         """Run one step and draw a token for each needed row, int32 [R]."""
         check_batch(batch, self._limits)
         check_sampling(batch)
-        if has_trees(batch):
-            return self._step_of_trees(batch)
+        if self._eagle is not None:
+            self._eagle.put_all_away()
+        drawn = self._step_of_trees(batch) if has_trees(batch) else self._plain_step(batch)
+        if self._eagle is not None and batch.draft_slots:
+            self._eagle.observe_step(batch, accepted_paths(batch, drawn))
+        return drawn
+
+    def _plain_step(self, batch: StepBatch) -> Int32Array:
+        """A step without trees."""
         bucket = self._bucket_of(len(batch.token_ids))
         needed = batch.logit_rows
         if len(needed) > bucket.rows:
-            return draw_on_host(self.logits(batch), batch.sampling)
+            return draw_on_host(self._logits_of_every_row(batch, bucket.tokens), batch.sampling)
         places = self._stage(batch, bucket)
         warm = self._staging.write_sampling(places, batch.sampling)
         self.device.upload(self.buffers["step"], self._staging.words)
@@ -172,6 +193,8 @@ class CudaExecutor(Executor):
     def logits(self, batch: StepBatch) -> FloatArray:
         """Run one step and return the needed rows' logits, fp32 [R, V]."""
         check_batch(batch, self._limits)
+        if self._eagle is not None:
+            self._eagle.put_all_away()
         needed = batch.logit_rows
         if has_trees(batch):
             places = needed
@@ -244,7 +267,7 @@ class CudaExecutor(Executor):
     def close(self) -> None:
         """Drop graphs and buffers, and leave the device."""
         self._buckets: tuple[Bucket, ...] = ()
-        for name in ("_kernels", "_decoder", "_staging", "_options", "_pages", "_trees"):
+        for name in ("_kernels", "_decoder", "_staging", "_options", "_pages", "_trees", "_eagle"):
             self.__dict__.pop(name, None)
         self.buffers = {}
         device = self.__dict__.pop("device", None)

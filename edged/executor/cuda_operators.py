@@ -122,11 +122,14 @@ class CudaOperators:
         self.rows = tokens if trees else logit_rows(plan, tokens)
         """R, rows of logits that come out."""
         self._gathers = not every_row and self.rows < tokens
+        self._keeps_hidden = plan.draft is not None
         self.data = StepData.of(plan, buffers["step"], tokens, self.rows, trees=trees)
         self.arena = make_arena(plan, buffers)
         self.batch = self.data.batch
         self._all = self._views(tokens, "")
-        self._needed = self._views(self.rows, "needed_") if self._gathers else self._all
+        self._needed = self._all
+        if self._gathers and not self._keeps_hidden:
+            self._needed = self._views(self.rows, "needed_")
         self._now = self._all
         self.normed = self._needed["normed"]
         """What the LM head sees when the forward has run, ``[R, H]``, or all T rows."""
@@ -199,7 +202,7 @@ class CudaOperators:
 
     def needed_rows(self, x: torch.Tensor) -> torch.Tensor:
         """``[T, ..]`` to ``[R, ..]``: a gather, which is what the embedding kernel does."""
-        if not self._gathers:
+        if not self._gathers or self._keeps_hidden:
             return x
         name = "hidden" if x is self._all["hidden"] else "attended"
         self._now = self._needed
@@ -209,6 +212,10 @@ class CudaOperators:
 
     def logits(self, hidden: torch.Tensor, head: Linear[torch.Tensor], divisor: float) -> torch.Tensor:
         """``[R, H]`` to fp32 ``[R, V]``; of all T rows, the first R."""
+        if self._gathers and self._keeps_hidden:
+            needed = self._buffers["needed_hidden"][: self.rows * self._a.hidden].view(self.rows, -1)
+            self._kernels.embedding(Embedding(_of(self.data.needed), _of(hidden), _of(needed)))
+            hidden = needed
         return self._linear.logits(hidden[: self.rows], head, self.logits_out, 1.0 / divisor)
 
     def sampling(self, drawn: torch.Tensor, *, options: bool = False) -> Sample:

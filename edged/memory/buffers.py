@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from edged.engine.selection import selection_of
 from edged.memory.cuda_buffers import cuda_step_buffers
+from edged.memory.cuda_draft import check_cuda_draft, cuda_draft_buffers
 from edged.memory.cuda_limits import check_cuda_plan
 from edged.memory.draft_plan import DraftPlan
 from edged.memory.specs import (
@@ -135,6 +136,8 @@ class ModelPlan:
         )
         if plan.device == "cuda":
             check_cuda_plan(config.name, plan)
+            if plan.draft is not None:
+                check_cuda_draft(config.name, plan)
         if plan.executor == TENSORRT:
             from edged.engine.planned import planned_context_bytes  # noqa: PLC0415 - ONNX, which others need not
 
@@ -191,7 +194,9 @@ def draft_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
     """The draft model's weights, and its keys and values; nothing where there is none."""
     if plan.draft is None:
         return ()
-    return plan.draft.buffers(plan.dtype, plan.max_sequences, plan.step_tokens)
+    if plan.device == "cuda":
+        return cuda_draft_buffers(plan, plan.draft)
+    return plan.draft.buffers(plan.dtype, plan.max_sequences)
 
 
 def weight_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from edged.memory.cuda_draft import TAKEN, hidden_rows
 from edged.memory.sample_buffers import sample_buffers
 from edged.memory.specs import (
     ACTIVATIONS,
@@ -102,8 +103,13 @@ def captured_sizes(plan: ModelPlan) -> tuple[int, ...]:
     return (*sizes, *tree_sizes(plan))
 
 
+def draft_layers(plan: ModelPlan) -> int:
+    """Layers of the draft in all captured runs of it."""
+    return 0 if plan.draft is None else 1 + len(TAKEN) * plan.draft.levels
+
+
 def graphs(plan: ModelPlan) -> int:
-    """Forwards that are captured."""
+    """Forwards of the model that are captured."""
     return sum(2 if has_dense_graph(plan, tokens) else 1 for tokens in captured_sizes(plan))
 
 
@@ -248,7 +254,7 @@ def cuda_step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
         BufferSpec("sine", ACTIVATIONS, (positions, a.head_dim // 2), "float32"),
         BufferSpec("step", ACTIVATIONS, (StepLayout.of(plan).words,), "int32"),
         flat("hidden", a.hidden),
-        flat("normed", a.hidden),
+        flat("normed", a.hidden, hidden_rows(plan, tokens)),
         flat("qkv", a.qkv_width),
         flat("attended", a.q_width),
         flat("branch", a.hidden),

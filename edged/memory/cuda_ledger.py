@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edged.memory.cuda_buffers import graphs
+from edged.memory.cuda_buffers import draft_layers, graphs
 from edged.memory.specs import TENSORRT
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ CUDA_RUNTIME = 1536 * MIB
 1.2 GiB of proportional set size on an H200's host with torch 2.11)."""
 
 _NODES_PER_LAYER = 14
+_DRAFT_NODES = 20
+"""Of a draft's layer with its logits and the growth of a level."""
 _NODE_BYTES = 8192
 """Device memory of a captured launch."""
 
@@ -32,4 +34,5 @@ _NODE_BYTES = 8192
 def graph_bytes(plan: ModelPlan) -> int:
     """Device memory of all captured graphs, and of cuBLAS in torch's."""
     nodes = _NODES_PER_LAYER * plan.architecture.layers + 16
-    return (0 if plan.executor == TENSORRT else WORKSPACES) + graphs(plan) * nodes * _NODE_BYTES
+    launches = graphs(plan) * nodes + draft_layers(plan) * _DRAFT_NODES
+    return (0 if plan.executor == TENSORRT else WORKSPACES) + launches * _NODE_BYTES

@@ -92,7 +92,8 @@ def model_rows(plan: ModelPlan) -> tuple[LedgerRow, ...]:
             2, LedgerRow(COMPRESSED_KEYS, compressed, "means of 32 and of 128 keys, for block selection")
         )
     if plan.draft is not None:
-        held = _bytes_of(draft_buffers(plan), DRAFT) + plan.draft.scratch(plan.max_sequences)
+        scratch = 0 if plan.device == "cuda" else plan.draft.scratch(plan.max_sequences)
+        held = _bytes_of(draft_buffers(plan), DRAFT) + scratch
         rows.append(
             LedgerRow(
                 DRAFT,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edged.speculation.expansion import grow
+from edged.executor.base import GrownTree
+from edged.speculation.expansion import grow, proposal_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +39,8 @@ class EagleDraft:
     def propose(self, depth: int, rates: Sequence[float]) -> Proposal | None:
         """Grow a tree; see :class:`edged.speculation.tree.Draft`."""
         tree = None if self.slot is None else self._model.start(self.slot, self._tokens)
+        if isinstance(tree, GrownTree):
+            return proposal_of(tree, depth=depth, rates=rates)
         return None if tree is None else grow(tree, depth=depth, width=self._width, rates=rates)
 
     def close(self) -> None:

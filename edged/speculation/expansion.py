@@ -14,6 +14,8 @@ from edged.speculation.tree import Proposal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from edged.executor.base import GrownTree
+
 CLASSES = 8
 """Nodes are told apart by their own probability given their parent, in eighths."""
 PRIOR_RATES = tuple((kind + 0.5) / CLASSES for kind in range(CLASSES))
@@ -55,12 +57,9 @@ def grow(expander: Expander, *, depth: int, width: int, rates: Sequence[float]) 
 
     def add_children(parent: int) -> list[int]:
         above = 1.0 if parent < 0 else joint[parent]
-        chance = 1.0 if parent < 0 else proposal.chances[parent]
         added = []
         for token, probability in zip(*expander.likeliest(parent, width), strict=True):
-            kind = class_of(probability)
-            trust = min(rates[kind] / PRIOR_RATES[kind], 1 / max(probability, 1e-9))
-            added.append(proposal.add(token, parent, chance * probability * trust, kind))
+            added.append(_add(proposal, token, parent, probability, rates))
             joint.append(above * probability)
         return added
 
@@ -74,3 +73,20 @@ def grow(expander: Expander, *, depth: int, width: int, rates: Sequence[float]) 
         )
         level = [child for node in frontier for child in add_children(node)]
     return proposal
+
+
+def proposal_of(tree: GrownTree, *, depth: int, rates: Sequence[float]) -> Proposal:
+    """The pool of a tree that was grown on a device, down to so many levels; see :func:`grow`."""
+    proposal, width = Proposal(), tree.width
+    count = width + width * width * (depth - 1)
+    for token, parent, probability in list(zip(tree.tokens, tree.parents, tree.chances, strict=True))[:count]:
+        _add(proposal, token, parent, probability, rates)
+    return proposal
+
+
+def _add(proposal: Proposal, token: int, parent: int, probability: float, rates: Sequence[float]) -> int:
+    """Add a node whose probability given its parent is what the draft says; return its place."""
+    kind = class_of(probability)
+    trust = min(rates[kind] / PRIOR_RATES[kind], 1 / max(probability, 1e-9))
+    chance = 1.0 if parent < 0 else proposal.chances[parent]
+    return proposal.add(token, parent, chance * probability * trust, kind)

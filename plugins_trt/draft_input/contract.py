@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from plugins_trt.contract import BLOCK, KERNEL_DTYPES, DeviceArray, LaunchError, check_array, check_at_least
+from plugins_trt.contract import (
+    BLOCK,
+    KERNEL_DTYPES,
+    DeviceArray,
+    LaunchError,
+    ceil_div,
+    check_array,
+    check_at_least,
+)
 
 
 def window_blocks(window: int) -> int:
     """Blocks that hold the last `window` tokens wherever they begin: the own one and those before it."""
-    return window // BLOCK + 1
+    return ceil_div(window, BLOCK) + 1
 
 
 @dataclass(frozen=True)

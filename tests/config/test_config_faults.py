@@ -83,12 +83,6 @@ ONE_FAULT = [
         "method: off, or executor: torch",
     ),
     (
-        model("device: cuda, speculation: {method: eagle, draft: d}"),
-        "models[0].speculation.method",
-        "found eagle with device: cuda",
-        "prompt_lookup or off, or device: cpu",
-    ),
-    (
         model("speculation: {method: eagle}"),
         "models[0].speculation.draft",
         "is missing",

@@ -6,25 +6,25 @@ data of a step, pages, gathers, sampling.
 
 from __future__ import annotations
 
-import ctypes
 from contextlib import nullcontext
 from itertools import pairwise
 
 import numpy as np
 import torch
+from host_draft import HostDraft
+from host_memory import masks_of, pages_of, tensor_of
 from host_sample import sample_of
 
 from edged.executor.cuda_device import StepKernels
-from plugins_trt.append.reference import Pages, QuantizedPages, append
+from plugins_trt.append.reference import QuantizedPages, append
 from plugins_trt.argmax.reference import argmax
 from plugins_trt.chunk_attention.reference import chunk_attention
 from plugins_trt.chunk_selection.reference import chunk_selection
 from plugins_trt.commit.reference import commit
-from plugins_trt.contract import ELEMENT_BYTES, DeviceArray
 from plugins_trt.decode_attention.reference import attend
 from plugins_trt.decode_selection.reference import block_scores, choose
 from plugins_trt.embedding.reference import embedding
-from plugins_trt.quantized.reference import STORAGE, dequantize
+from plugins_trt.quantized.reference import dequantize
 from plugins_trt.rms_norm.reference import rms_norm
 from plugins_trt.silu_mul.reference import silu_mul
 from plugins_trt.skinny_linear.reference import skinny_gated, skinny_linear
@@ -34,54 +34,6 @@ from plugins_trt.ternary_linear.reference import widen_rows as widen_ternary_row
 from plugins_trt.verify_tree.reference import verify_tree
 from plugins_trt.w4a16_linear.reference import w4a16_linear
 from plugins_trt.w4a16_widen.reference import widen_rows
-
-
-def tensor_of(array: DeviceArray) -> torch.Tensor:
-    """The memory that a launch would see."""
-    dtype = getattr(torch, array.dtype)
-    strides = array.contiguous_strides if array.strides is None else array.strides
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(array.shape, strides, strict=True))
-    raw = (ctypes.c_char * (extent * ELEMENT_BYTES[array.dtype])).from_address(array.pointer)
-    return torch.frombuffer(raw, dtype=dtype).as_strided(array.shape, strides)
-
-
-def pages_of(arena, layer):
-    """One layer of an arena. Where all pages share one place, nothing reads it: torch gets pages to write to."""
-
-    def pool(part, slots):
-        size = ELEMENT_BYTES[arena.dtype]
-        shape = (arena.pages, arena.kv_heads, slots, arena.head_dim)
-        if part.page_stride == 0:
-            return torch.full(shape, float("nan"), dtype=getattr(torch, arena.dtype))
-        strides = (part.page_stride, part.head_stride, arena.head_dim, 1)
-        pointer = part.pointer + layer * part.layer_stride * size
-        return tensor_of(DeviceArray(pointer, arena.dtype, shape, strides))
-
-    compressed = {"fine": pool(arena.fine, 4), "coarse": pool(arena.coarse, 1)}
-    if arena.kv_dtype is None:
-        return Pages(pool(arena.keys, 64), pool(arena.values, 64), **compressed)
-
-    def bytes_or_scales(part, dtype, *width):
-        shape = (arena.pages, arena.kv_heads, 64, *width)
-        strides = (part.page_stride, part.head_stride, *(width or (1,)), *(1 for _ in width))
-        pointer = part.pointer + layer * part.layer_stride * ELEMENT_BYTES[dtype]
-        return tensor_of(DeviceArray(pointer, dtype, shape, strides))
-
-    stored = str(STORAGE[arena.kv_dtype]).removeprefix("torch.")
-    return QuantizedPages(
-        keys=bytes_or_scales(arena.keys, stored, arena.head_dim),
-        values=bytes_or_scales(arena.values, stored, arena.head_dim),
-        key_scales=bytes_or_scales(arena.key_scales, "float16"),
-        value_scales=bytes_or_scales(arena.value_scales, "float16"),
-        **compressed,
-    )
-
-
-def masks_of(batch):
-    """Those of a step of trees."""
-    if batch.tree_masks is None:
-        return None
-    return [mask % (1 << 64) for mask in tensor_of(batch.tree_masks).tolist()]
 
 
 def attend_to_trees(args, pages, appended, masks):
@@ -171,6 +123,11 @@ class HostDevice:
             embed, norm, multiply, self.attention, best, linear, gated, sample_of(tensor_of), self.packed, self.widen,
             self.verify, self.commit,
         )  # fmt: skip
+
+    @staticmethod
+    def draft_kernels(plan):
+        assert plan.draft is not None
+        return HostDraft().kernels
 
     @staticmethod
     def verify(args):

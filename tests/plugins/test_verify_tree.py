@@ -61,7 +61,7 @@ def test_every_path_is_the_references(seed):
     for parents, _, _ in trees:
         masks += [mask - (1 << 64) if mask >> 63 else mask for mask in (masks_of(parents) if parents else [])]
         starts.append(len(masks))
-    padding = rng.choice((0, 5)) + (not masks)
+    padding = min(rng.choice((0, 5)) + (not masks), 64 * sequences - len(masks))
     total = len(masks) + padding
 
     def int32(values):

@@ -147,7 +147,7 @@ def test_a_tree_is_what_the_plain_layer_says_of_each_path(case, length):
     def rows(path, outs):
         after = torch.tensor([*tokens[first + 1 :], *path])
         hidden = torch.cat([states[first:], *outs])
-        shifted = {**known, "window": 64}
+        shifted = {**known, "window": 128}  # 64, and what stands before them in their block
         # Positions begin at 0 there: rotary embeddings know differences alone.
         return plain_forward(made, config, embedding, after, hidden, **shifted)[-1:]
 
