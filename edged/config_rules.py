@@ -122,7 +122,11 @@ def _check_speculation(model: ModelConfig, path: str, report: Report) -> None:
     if eagle and speculation.draft is None and report.sound(path, f"{path}.draft"):
         report.refuse(f"{path}.draft", "is missing, and method is eagle", "write the draft's folder")
     for key in ("draft", "token_map"):
-        if not eagle and getattr(speculation, key) is not None and report.sound(f"{path}.{key}"):
+        if (
+            not speculation.has_model
+            and getattr(speculation, key) is not None
+            and report.sound(f"{path}.{key}")
+        ):
             report.refuse(f"{path}.{key}", f"has no effect with method: {speculation.method}", "remove it")
     if (
         model.executor == "tensorrt"

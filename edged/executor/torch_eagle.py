@@ -1,10 +1,11 @@
-"""An EAGLE draft on the CPU: one layer beside the target's, with keys and values of its own for a window of each sequence.
+"""A draft model on the CPU: one layer beside the target's, with keys and values of its own for a window of each sequence.
 
 The target's final norm gives a hidden state for every token it has stored. With the token that came after it, each makes one
 row of the draft: ``fc([embedding; hidden])``, then a decoder layer that attends to the last ``window`` rows of its sequence,
 and to what stands before them in the block of 64 rows where they begin (so that on a GPU a window is whole pages).
 The layer's output stands for the target's next hidden state: the LM head reads the next token's distribution from it, and it
-is the hidden state of the rows below it in a tree.
+is the hidden state of the rows below it in a tree. An EAGLE-3 draft sees three of the target's states instead, which ``fc`` makes
+one of, and its attention takes ``[embedding; hidden]``; it and heads for multi-token prediction have a norm before the LM head.
 """
 
 from __future__ import annotations
@@ -15,14 +16,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from edged.checkpoint import gptq
 from edged.checkpoint.safetensors_files import WeightFiles
+from edged.executor.torch_packed import PackedProduct, PackedWeight
+from edged.executor.torch_weights import FILE_DTYPES, store_packed
 from edged.memory.draft_plan import CHUNK, MOST_NODES
 from edged.memory.specs import PAGE_TOKENS
+from edged.models.checkpoint import PackedLinear
+from edged.models.draft_layout import EAGLE3
+from edged.models.draft_weights import packed_shape
+from edged.models.weights import SCALES, ZEROS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from edged.models.eagle import Eagle
+    from edged.models.weights import Packing, WeightSpec
 
 
 @dataclass
@@ -70,17 +79,23 @@ class TorchEagle:
         window: int,
     ) -> None:
         self._a = eagle.layer
+        self._layout = eagle.layout
         self._w = {
             name.removeprefix("draft."): each for name, each in buffers.items() if name.startswith("draft.")
         }
         self._embedding = buffers["embedding"]
-        self._head = self._w.get("head", head)
+        self._head = head
         self._map = token_map
         self._kv = self._w["kv"]
         self._blocks = -(-window // PAGE_TOKENS)
         self._most_pending = self._blocks * PAGE_TOKENS
         self._frequencies = inverse_frequencies
         self._free = list(range(self._kv.shape[0]))[::-1]
+        self._packed: dict[str, PackedWeight] = {}
+        if "packed_in" in self._w:
+            self._product = PackedProduct(
+                self._w["packed_in"], self._w["packed_tile"], self._w["packed_octets"]
+            )
 
     def read(self, eagle: Eagle, head: torch.Tensor) -> None:
         """Fill the weights from the draft's files.
@@ -92,24 +107,32 @@ class TorchEagle:
         Raises:
             CheckpointError: A file is damaged.
         """
-        a = self._a
-        places = {
-            "q": self._w["qkv"][: a.q_width],
-            "k": self._w["qkv"][a.q_width : a.q_width + a.kv_width],
-            "v": self._w["qkv"][a.q_width + a.kv_width :],
-            "gate": self._w["gate_up"][: a.intermediate],
-            "up": self._w["gate_up"][a.intermediate :],
-        }
         with WeightFiles.open(eagle.folder) as files:
-            for part, name in eagle.names.items():
-                place = places.get(part, self._w.get(part))
-                assert place is not None, f"the plan has no buffer for {part}"  # noqa: S101
-                dtype = _DTYPES[files.info(name).dtype]
-                whole = torch.empty(place.shape, dtype=dtype)
-                files.read_into(name, whole.view(-1).view(torch.uint8).numpy().data)
-                place.copy_(whole)
-        if self._map is not None:
+            for spec in eagle.specs:
+                if spec.packing is None:
+                    for source in spec.sources:
+                        dtype = FILE_DTYPES[files.info(source.name).dtype]
+                        whole = torch.empty(source.shape, dtype=dtype)
+                        files.read_into(source.name, whole.view(-1).view(torch.uint8).numpy().data)
+                        self._w[spec.name][source.start : source.start + source.shape[0]].copy_(whole)
+                else:
+                    self._read_packed(files, spec, spec.packing, eagle)
+        if self._map is not None and not eagle.has("head"):
             torch.index_select(head, 0, self._map, out=self._w["head"])
+
+    def _read_packed(self, files: WeightFiles, spec: WeightSpec, packing: Packing, eagle: Eagle) -> None:
+        quantization = eagle.layer.quantization
+        assert quantization is not None  # noqa: S101 - or it would have no packing
+        for index, source in enumerate(spec.sources):
+            shape = packed_shape(source, packing)
+            module = gptq.read(
+                files, source.module, shape, act_order=False, zero_offset=quantization.zero_offset
+            )
+            linear = PackedLinear(spec.name, source.module, shape, source.start, index)
+            store_packed(linear, module, self._w)
+        self._packed[spec.name] = PackedWeight(
+            self._w[spec.name], self._w[spec.name + SCALES], self._w[spec.name + ZEROS], ()
+        )
 
     def open(self) -> DraftSlot | None:
         """Room for a new sequence; None where all is taken."""
@@ -125,7 +148,7 @@ class TorchEagle:
 
         Args:
             slot: The sequence's.
-            hidden: The final norm's output, ``[n, H]``; copied.
+            hidden: The final norm's output, ``[n, H]``, or what entered EAGLE-3's layers, ``[n, 3 H]``; copied.
             first: Position of the first of them.
         """
         if slot.pending and slot.first + slot.waiting != first:
@@ -164,7 +187,10 @@ class TorchEagle:
         slot.end = slot.first
         for begin in range(0, count, CHUNK):
             rows = slice(begin, begin + CHUNK)
-            out = self._run(slot, after[rows], hidden[rows], positions[rows], place=slot.stored, seen=None)
+            seen = hidden[rows]
+            if self._layout.kind == EAGLE3:
+                seen = self._linear("fc", seen)  # [n, 3 H] to [n, H]
+            out = self._run(slot, after[rows], seen, positions[rows], place=slot.stored, seen=None)
             slot.stored += out.shape[0]
             slot.end += out.shape[0]
         slot.first = slot.end
@@ -194,18 +220,14 @@ class TorchEagle:
         ``seen`` (bool ``[n, place - stored + n]``) says which rows behind ``stored`` a row of a tree sees; a chain sees all
         before it. Of the stored rows each sees its window.
         """
-        a, w, count = self._a, self._w, len(tokens)
-        embedded = self._embedding[tokens].float() * a.embedding_scale
-        if "embedding_norm" in w:
-            embedded = self._norm(embedded, w["embedding_norm"])
-            hidden = self._norm(hidden, w["hidden_norm"])
-        x = torch.cat([embedded, hidden], 1) @ w["fc"].float().t()
-        if "fc_bias" in w:
-            x = x + w["fc_bias"].float()
-        normed = self._norm(x, w["attention_norm"]) if "attention_norm" in w else x
-        qkv = normed @ w["qkv"].float().t()
+        a, count = self._a, len(tokens)
+        x, normed = self._enter(tokens, hidden)
+        qkv = self._linear("qkv", normed)
         q, k, v = qkv.split([a.q_width, a.kv_width, a.kv_width], 1)
-        q, k = (self._rotate(each.view(count, -1, a.head_dim).transpose(0, 1), positions) for each in (q, k))
+        q, k = (
+            self._rotate(self._head_normed(each.view(count, -1, a.head_dim), norm).transpose(0, 1), positions)
+            for each, norm in ((q, "q_norm"), (k, "k_norm"))
+        )
         rows = self._kv[slot.index]  # [2, kv_heads, rows, D]
         end = place + count
         rows[0, :, place:end] = k
@@ -230,13 +252,48 @@ class TorchEagle:
         values = rows[1, :, :end].float().repeat_interleave(a.group, 0)
         scores = (q @ keys.transpose(1, 2) / math.sqrt(a.head_dim)).masked_fill_(~mask, -torch.inf)
         attended = (scores.softmax(-1) @ values).transpose(0, 1).reshape(count, a.q_width)
-        x = x + a.residual_scale * (attended @ w["output"].float().t())
-        gate, up = (self._norm(x, w["mlp_norm"]) @ w["gate_up"].float().t()).chunk(2, 1)
-        return x + a.residual_scale * ((torch.nn.functional.silu(gate) * up) @ w["down"].float().t())
+        x = x + a.residual_scale * self._linear("output", attended)
+        gate, up = self._linear("gate_up", self._norm(x, self._w["mlp_norm"])).chunk(2, 1)
+        x = x + a.residual_scale * self._linear("down", torch.nn.functional.silu(gate) * up)
+        return self._norm(x, self._w["final_norm"]) if self._layout.feeds_normed else x
+
+    def _enter(self, tokens: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream ``[n, H]`` and what attention sees: ``[n, H]``, or ``[n, 2 H]`` in EAGLE-3."""
+        w = self._w
+        embedded = self._embedding[tokens].float() * self._a.embedding_scale
+        residual = hidden
+        if "embedding_norm" in w:
+            embedded = self._norm(embedded, w["embedding_norm"])
+            hidden = self._norm(hidden, w["hidden_norm"])
+        pair = torch.cat([hidden, embedded] if self._layout.hidden_first else [embedded, hidden], 1)
+        if self._layout.kind == EAGLE3:
+            return residual, pair
+        x = self._linear("fc", pair)
+        return x, self._norm(x, w["attention_norm"]) if "attention_norm" in w else x
+
+    def _linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """``[n, in]`` to ``[n, out]``."""
+        packed = self._packed.get(name)
+        if packed is None:
+            out = x @ self._w[name].float().t()
+        else:
+            out = torch.empty(x.shape[0], packed.scales.shape[0])
+            self._product(x, packed, out)
+        bias = self._w.get(f"{name}_bias")
+        return out if bias is None else out + bias
+
+    def _head_normed(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        """``[n, heads, D]``, normed where the draft has such a norm."""
+        return self._norm(x, self._w[name]) if name in self._w else x
 
     def likeliest(self, out: torch.Tensor, count: int) -> tuple[list[list[int]], list[list[float]]]:
         """The likeliest tokens after rows, from the layer's outputs ``[n, H]``, and their probabilities."""
-        logits = (out / self._a.logit_divisor) @ self._head.float().t()  # [n, V or the map's]
+        if "final_norm" in self._w and not self._layout.feeds_normed:
+            out = self._norm(out, self._w["final_norm"])
+        out = out / self._a.logit_divisor
+        logits = (
+            self._linear("head", out) if "head" in self._w else out @ self._head.float().t()
+        )  # [n, V or fewer]
         found = logits.softmax(-1).topk(min(count, logits.shape[1]), dim=1)
         ids = found.indices if self._map is None else self._map[found.indices]
         return ids.tolist(), found.values.tolist()
@@ -296,6 +353,3 @@ class EagleTree:
             self._found.update(zip(waiting, zip(ids, chances, strict=True), strict=True))
         found = self._found[node]
         return found[0][:count], found[1][:count]
-
-
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}

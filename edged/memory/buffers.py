@@ -196,7 +196,7 @@ def draft_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
         return ()
     if plan.device == "cuda":
         return cuda_draft_buffers(plan, plan.draft)
-    return plan.draft.buffers(plan.dtype, plan.max_sequences)
+    return plan.draft.buffers(plan.dtype, plan.max_sequences, plan.step_tokens)
 
 
 def weight_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edged.errors import CheckpointError
+from edged.errors import CheckpointError, UnsupportedError
 from edged.memory.specs import ELEMENT_BYTES, PAGE_TOKENS, BufferSpec
+from edged.models.draft_layout import MTP, TITLES
 from edged.models.eagle import Eagle, check_token_map, check_tokenizers
+from edged.models.weights import weight_parts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,6 +28,10 @@ CHUNK = 128
 """Rows that the draft runs at once."""
 MOST_NODES = 640
 """Rows of a tree: ten of each of 64 levels."""
+PACKED_TILE = 1 << 18
+"""4-bit weights of the draft that are widened at a time."""
+STATES = "draft.states"
+"""What an EAGLE-3 draft sees of a step's tokens, ``[T, 3 H]``."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +58,35 @@ class DraftPlan:
 
         Raises:
             CheckpointError: The draft or its token map is damaged, or of another model.
+            UnsupportedError: The device does not run such drafts.
         """
         speculation = config.speculation
-        if speculation.method != "eagle" or speculation.draft is None:
+        folder = config.path if speculation.method == "mtp" else None
+        folder = speculation.draft or folder
+        if not speculation.has_model or folder is None:
             return None
-        eagle = Eagle.read(speculation.draft, target, residual_layers=speculation.residual_layers)
-        check_tokenizers(speculation.draft, config.path)
-        token_map = None
+        eagle = Eagle.read(folder, target, residual_layers=speculation.residual_layers)
+        if (eagle.layout.kind == MTP) != (speculation.method == "mtp"):
+            held = "an MTP head" if eagle.layout.kind == MTP else "no MTP head"
+            raise CheckpointError(
+                f"{folder}: holds {held}, and speculation.method is {speculation.method}",
+                field="speculation.method",
+            )
+        if config.device == "cuda" and not eagle.is_plain:
+            raise UnsupportedError(
+                f"model {config.name}: device cuda runs EAGLE drafts whose weights are floats; {folder} is "
+                f"{TITLES[eagle.layout.kind]} with other parts: set device to cpu, or speculation.method to prompt_lookup",
+                field="speculation.draft",
+            )
+        check_tokenizers(folder, config.path)
+        token_map = eagle.token_ids
         if speculation.token_map is not None:
             file = speculation.token_map
+            if eagle.has("head"):
+                raise CheckpointError(
+                    f"{file}: the draft {folder} has a vocabulary of its own; remove token_map",
+                    field="speculation.token_map",
+                )
             token_map = check_token_map(_read_ids(file), target.vocabulary, str(file))
         width, levels = speculation.width, max(speculation.most_depth, 1)
         return cls(eagle, speculation.window, token_map, width, levels)
@@ -75,15 +101,31 @@ class DraftPlan:
         """Rows of keys and values of a sequence."""
         return 2 * (-(-self.window // PAGE_TOKENS) + 1) * PAGE_TOKENS + MOST_NODES
 
-    def buffers(self, dtype: str, sequences: int) -> tuple[BufferSpec, ...]:
-        """Its weights, and what it holds of each sequence."""
-        a = self.eagle.layer
+    def buffers(self, dtype: str, sequences: int, tokens: int) -> tuple[BufferSpec, ...]:
+        """Its weights, and what it holds of each sequence and of a step's tokens."""
+        a, eagle = self.eagle.layer, self.eagle
         specs = [
-            BufferSpec(f"draft.{part}", DRAFT, shape, dtype if len(shape) > 1 else "float32")
-            for part, shape in self.eagle.shapes().items()
+            BufferSpec(
+                f"draft.{part.name}",
+                DRAFT,
+                part.shape,
+                part.dtype or (dtype if len(part.shape) > 1 else "float32"),
+            )
+            for spec in eagle.specs
+            for part in weight_parts(spec)
         ]
-        if self.token_map is not None:
+        if self.token_map is not None and not eagle.has("head"):
             specs.append(BufferSpec("draft.head", DRAFT, (len(self.token_map), a.hidden), dtype))
+        if eagle.hidden_layers:
+            specs.append(BufferSpec(STATES, DRAFT, (tokens * eagle.hidden_width,), "float32"))
+        packed = [spec.shape[1] for spec in eagle.specs if spec.packing is not None]
+        if packed:
+            half = max(PACKED_TILE, *packed) // 2
+            specs += [
+                BufferSpec("draft.packed_in", DRAFT, (CHUNK * max(packed),), "float32"),
+                BufferSpec("draft.packed_tile", DRAFT, (half,), "float32"),
+                BufferSpec("draft.packed_octets", DRAFT, (half,), "uint8"),
+            ]
         specs.append(
             BufferSpec("draft.kv", DRAFT, (sequences, 2, a.kv_heads, self.rows, a.head_dim), "float32")
         )
@@ -92,11 +134,12 @@ class DraftPlan:
     def scratch(self, sequences: int) -> int:
         """Bytes that it takes for a moment: hidden states that wait, scores of a chunk, a level's logits."""
         a = self.eagle.layer
-        waiting = sequences * self.window * a.hidden
+        waiting = sequences * self.window * self.eagle.hidden_width
         scores = 3 * a.heads * CHUNK * self.rows
         states = 2 * a.heads * self.rows * a.head_dim
         vocabulary = a.vocabulary if self.token_map is None else len(self.token_map)
-        weights = max(2 * a.hidden * a.hidden, 2 * a.intermediate * a.hidden, vocabulary * a.hidden)
+        widest = max(spec.shape[0] * spec.shape[1] for spec in self.eagle.specs if len(spec.shape) > 1)
+        weights = max(widest, vocabulary * a.hidden)
         return (waiting + scores + states + weights + 30 * vocabulary) * ELEMENT_BYTES["float32"]
 
 
