@@ -176,6 +176,7 @@ class DraftTrainer:
         tokens = self._sequences()
         hidden = hidden_states(self._model, tokens, self._progress)
         data = _Data(torch.from_numpy(tokens.astype(np.int64)), hidden, self._counting_rows(tokens))
+        data = data.near(self._model.device)
         weights = self._train(data)
         accepted = self._acceptance(weights, data)
         answers = tokens[np.arange(tokens.shape[1]) >= self._prompts.lengths[:, None]]
@@ -334,6 +335,12 @@ class _Data:
     tokens: torch.Tensor
     hidden: torch.Tensor
     counts: torch.Tensor
+
+    def near(self, device: torch.device) -> _Data:
+        """All of them on a GPU, where they take no more than a third of its free memory."""
+        if device.type != "cuda" or 3 * self.hidden.nbytes > torch.cuda.mem_get_info(device)[0]:
+            return self
+        return _Data(*(each.to(device) for each in (self.tokens, self.hidden, self.counts)))
 
     def part(self, some: torch.Tensor, device: torch.device) -> _Data:
         """Some of them, on a device."""
