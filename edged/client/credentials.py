@@ -34,12 +34,12 @@ class Credentials:
     """
 
     tls: bool = False
-    ca: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
+    ca: str | Path | None = None
+    certificate: str | Path | None = None
+    key: str | Path | None = None
     server_name: str = ""
     token: str = ""
-    token_file: Path | None = None
+    token_file: str | Path | None = None
 
     @classmethod
     def from_environment(cls) -> Credentials:
@@ -117,11 +117,11 @@ class Credentials:
         return (("authorization", f"Bearer {token}"),)
 
 
-def _read(path: Path | None, field: str) -> bytes | None:
+def _read(path: str | Path | None, field: str) -> bytes | None:
     if path is None:
         return None
     try:
-        return path.expanduser().read_bytes()
+        return Path(path).expanduser().read_bytes()
     except OSError as error:
         raise InvalidArgumentError(f"{path} cannot be read: {error.strerror}", field=field) from error
 

@@ -57,7 +57,8 @@ def serve(
         configure(log.level, log.format, process="engine")
         loader = ModelLoader(first.config, channel, executor_of, texts_of)
         try:
-            loop = EngineLoop(channel, _load_models(channel, loader, _names(first)), loader)
+            runners = _load_models(channel, loader, _names(first))
+            loop = EngineLoop(channel, runners, loader, check_steps=log.level == "debug")
         except EdgedError as error:
             # What edged refuses it refuses again; a wrong first token or a busy device may be gone the next time.
             fatal = not isinstance(error, InternalError | UnavailableError)

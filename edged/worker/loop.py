@@ -64,10 +64,19 @@ class EngineLoop:
         channel: To the daemon.
         runners: The loaded models.
         loader: Loads others beside them.
+        check_steps: Hold the pages against their invariants after each step too, not only before the loop sleeps.
     """
 
-    def __init__(self, channel: EngineChannel, runners: Iterable[ModelRunner], loader: ModelLoader) -> None:
+    def __init__(
+        self,
+        channel: EngineChannel,
+        runners: Iterable[ModelRunner],
+        loader: ModelLoader,
+        *,
+        check_steps: bool = False,
+    ) -> None:
         self._channel = channel
+        self._check_steps = check_steps
         self._by_name = {runner.config.name: runner for runner in runners}
         self._loader = loader
         self._started = time.monotonic()
@@ -120,6 +129,8 @@ class EngineLoop:
         self._report_due = True
         try:
             ended = runner.turn()
+            if self._check_steps:
+                runner.check()
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             runner.fail_all(

@@ -224,7 +224,9 @@ def test_methods_of_all_services_are_known():
 def test_the_python_client_shows_its_token_and_certificate(house):
     certificate, key = house["clients"]["ours"]
     address = house["addresses"]["mtls token"]
-    full = Credentials(ca=house["ca"], certificate=certificate, key=key, token=house["secrets"]["all"])
+    full = Credentials(
+        ca=str(house["ca"]), certificate=certificate, key=str(key), token=house["secrets"]["all"]
+    )
     with Client(address, credentials=full) as client:
         assert client.status().version
         assert client.generate([5, 6], max_tokens=2, temperature=0.0, ignore_eos=True).answer().finished

@@ -82,6 +82,14 @@ def test_every_hardware_has_its_devices():
     assert "modprobe@nvidia_uvm.service" in (SYSTEMD / "drop-ins" / "rtx.conf").read_text()
 
 
+def test_every_group_of_a_drop_in_is_made_where_it_is_missing():
+    """systemd starts no unit with a group that does not exist."""
+    made = re.findall(r"(?m)^[ug] (\S+)", (SYSTEMD / "edged.sysusers").read_text())
+    for path in [SYSTEMD / "edged.service", *(SYSTEMD / "drop-ins").glob("*.conf")]:
+        for line in re.findall(r"(?m)^(?:SupplementaryGroups|User|Group)=(.*)$", path.read_text()):
+            assert set(line.split()) <= set(made), path
+
+
 @pytest.mark.parametrize(
     ("made", "kind"),
     [

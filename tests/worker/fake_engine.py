@@ -20,6 +20,7 @@ from fake_executor import FakeExecutor
 from edged import errors
 from edged.executor.base import ExecutorLimits
 from edged.worker.engine import die_with_parent, serve
+from edged.worker.runner import ModelRunner
 
 VOCABULARY = 97
 
@@ -31,6 +32,20 @@ class Letters:
 
     def token_text(self, token_id):
         return chr(ord("a") + token_id % 26)
+
+
+def corrupting(turn, number):
+    """A runner's turn, of which that number leaves a page with an owner too many."""
+
+    def corrupt(runner):
+        nonlocal number
+        number -= 1
+        ended = turn(runner)
+        if number == 0:
+            runner._holdings.pool._owners[0] += 1  # what a fault of the page tables would do
+        return ended
+
+    return corrupt
 
 
 def main():
@@ -61,6 +76,8 @@ def main():
             load_error=None if error is None else getattr(errors, error)(f"{config.name} does not load"),
         )
 
+    if "corrupt_at" in settings:
+        ModelRunner.turn = corrupting(ModelRunner.turn, settings["corrupt_at"])
     sys.exit(serve(socket.socket(fileno=fd), executor_of=executor_of, texts_of=lambda _: Letters()))
 
 

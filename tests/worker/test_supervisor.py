@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from fake_executor import generate
 from supervised import make_config, make_submit, run_supervised, until
 
+from edged.config import LogConfig
 from edged.errors import (
     CancelledError,
     Code,
@@ -236,6 +238,27 @@ def test_a_step_that_fails_is_internal_for_who_ran_and_unavailable_for_who_waite
         assert "the device fell off the bus" in supervisor.last_error
 
     run_supervised(body, make_config(max_sequences=1), step_seconds=0.01, fail_at=20)
+
+
+@pytest.mark.parametrize("level", ["debug", "info"])
+def test_an_engine_whose_pages_are_in_disorder_is_replaced(level):
+    """Found when it is idle, and with log.level: debug in the very step."""
+
+    async def body(supervisor):
+        stream = supervisor.submit(make_submit("a", max_tokens=40))
+        (end,) = await asyncio.gather(collect(stream), return_exceptions=True)
+        if level == "debug":
+            assert isinstance(end, InternalError)
+            assert "AssertionError" in str(end)
+        else:
+            assert isinstance(end[-1], Finished)
+        await supervisor.wait_for(State.RESTARTING)
+        await supervisor.wait_for(State.SERVING)
+        assert "AssertionError" in supervisor.last_error
+        assert supervisor.restarts == 1
+
+    config = dataclasses.replace(make_config(), log=LogConfig(level=level, format="json"))
+    run_supervised(body, config, step_seconds=0.001, corrupt_at=10)
 
 
 @pytest.mark.parametrize("error", ["CheckpointError", "LedgerError"])

@@ -236,9 +236,12 @@ def test_edgectl_installs_and_uninstalls_the_service(service):
 
 def test_the_package_goes_without_a_trace_but_the_models(service):
     service.start()
+    model = Path("/var/lib/edged/models/mine/config.json")
+    model.parent.mkdir()
+    model.write_text("{}")
     run("dpkg", "--purge", "edged")
     assert service.show("ActiveState") == "inactive"
     assert not Path("/opt/edged/bin").exists()
     assert not Path("/etc/edged").exists()
-    assert Path("/var/lib/edged").is_dir()
+    assert model.exists()
     assert subprocess.run(["which", "edgectl"], check=False, capture_output=True).returncode
