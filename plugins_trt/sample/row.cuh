@@ -53,11 +53,11 @@ struct View {
 
 __device__ __forceinline__ void count(Shared& s, int bin, u64 weight, u32 tokens) {
     constexpr u32 kLow = (1u << kLimb) - 1;
-    atomicAdd(&s.counts[bin], tokens);
+    atomicAdd(&s.bins.counts[bin], tokens);
     if (weight == 0) return;
-    atomicAdd(&s.low[bin], (u32)weight & kLow);
-    atomicAdd(&s.middle[bin], (u32)(weight >> kLimb) & kLow);
-    atomicAdd(&s.high[bin], (u32)(weight >> (2 * kLimb)));
+    atomicAdd(&s.bins.low[bin], (u32)weight & kLow);
+    atomicAdd(&s.bins.middle[bin], (u32)(weight >> kLimb) & kLow);
+    atomicAdd(&s.bins.high[bin], (u32)(weight >> (2 * kLimb)));
 }
 
 // Counts one token a lane (-1: none). Where logits are nearly equal whole warps fall into one bin: those add up first.
@@ -265,7 +265,7 @@ struct Row {
         view.mean = (float)((double)moment / (double)mass);
     }
 
-    // Lists the tokens that `listed` names, at most kListed, in `s.orders` and `s.weights`, in no order.
+    // Lists the tokens that `listed` names, at most kListed, in `s.list`, in no order.
     template <typename Listed>
     __device__ __forceinline__ void gather(Shared& s, const View& view, Listed listed) {
         u32 now = list & 1, counter = list % 3;
@@ -284,8 +284,8 @@ struct Row {
         meet();
         u32 size = fresh(&space->listed[counter]);
         for (u32 i = threadIdx.x; i < size && i < kListed; i += kThreads) {
-            s.orders[i] = fresh(&space->orders[now][i]);
-            s.weights[i] = fresh(&space->weights[now][i]);
+            s.list.orders[i] = fresh(&space->orders[now][i]);
+            s.list.weights[i] = fresh(&space->weights[now][i]);
         }
         __syncthreads();
     }

@@ -15,7 +15,7 @@ __device__ __forceinline__ void fill(Shared& s, Histogram* h, const View& view, 
     for (int start = view.first; start < view.end; start += kMostCounted) {
         int end = min_int(view.end, start + kMostCounted);
         __syncthreads();
-        for (int b = threadIdx.x; b < kBins; b += kThreads) s.counts[b] = s.low[b] = s.middle[b] = s.high[b] = 0;
+        for (int b = threadIdx.x; b < kBins; b += kThreads) s.bins.counts[b] = s.bins.low[b] = s.bins.middle[b] = s.bins.high[b] = 0;
         __syncthreads();
         view.each(start, end, [&](int id, float logit, bool exists) {
             u64 weight = 0;
@@ -24,9 +24,9 @@ __device__ __forceinline__ void fill(Shared& s, Histogram* h, const View& view, 
         });
         __syncthreads();
         for (int b = threadIdx.x; b < kBins; b += kThreads) {
-            if (s.counts[b] == 0) continue;
-            atomicAdd(&h->counts[b], s.counts[b]);
-            atomicAdd(&h->masses[b], (u64)s.low[b] + ((u64)s.middle[b] << kLimb) + ((u64)s.high[b] << (2 * kLimb)));
+            if (s.bins.counts[b] == 0) continue;
+            atomicAdd(&h->counts[b], s.bins.counts[b]);
+            atomicAdd(&h->masses[b], (u64)s.bins.low[b] + ((u64)s.bins.middle[b] << kLimb) + ((u64)s.bins.high[b] << (2 * kLimb)));
         }
     }
 }
@@ -93,12 +93,12 @@ __device__ __noinline__ Found find(Shared& s, Row& row, const View& view, Interv
     });
     u64 wanted = target - (by_count ? (u64)at.count : at.mass);
     for (u32 mine = threadIdx.x; mine < at.size; mine += kThreads) {
-        u64 order = s.orders[mine], mass = 0;
+        u64 order = s.list.orders[mine], mass = 0;
         u32 count = 0;
         for (u32 other = 0; other < at.size; ++other) {
-            if (s.orders[other] < order) mass += s.weights[other], ++count;
+            if (s.list.orders[other] < order) mass += s.list.weights[other], ++count;
         }
-        u64 weight = s.weights[mine];
+        u64 weight = s.list.weights[mine];
         if (by_count ? count == wanted : mass <= wanted && wanted < mass + weight) {
             s.found = Found{order, at.mass + mass + weight};
         }
@@ -135,9 +135,9 @@ __device__ __forceinline__ void record(Shared& s, Row& row, const Sample& args, 
     row.gather(s, view, [&](int id, float logit, float distance) { return view.order(logit, id, distance) <= last; });
     if (blockIdx.x == 0) {
         for (int mine = threadIdx.x; mine < wanted; mine += kThreads) {
-            u64 order = s.orders[mine];
+            u64 order = s.list.orders[mine];
             int rank = 0;
-            for (int other = 0; other < wanted; ++other) rank += s.orders[other] < order;
+            for (int other = 0; other < wanted; ++other) rank += s.list.orders[other] < order;
             out->ids[rank] = (i32)(u32)order;
             out->values[rank] = logit_of(order);
         }
@@ -145,34 +145,36 @@ __device__ __forceinline__ void record(Shared& s, Row& row, const Sample& args, 
     __syncthreads();
 }
 
-// What a request says about single tokens, in the slice; what it forbids becomes minus infinity.
-__device__ __forceinline__ void process(const Sample& args, const RowOptions& options, float* logits, int first, int end) {
-    const Entry* entries = args.entries;
-    auto own = [&](int from, int to, auto change) {
-        for (int e = from + threadIdx.x; e < to; e += kThreads) {
-            Entry entry = entries[e];
-            if (first <= entry.id && entry.id < end) change(e, entry, logits[entry.id]);
-        }
-        __syncthreads();
-    };
-    if (options.logprobs >= 0) {
-        own(options.biases, options.last, [&](int e, Entry, float& logit) { args.raw[e] = logit; });
+// Calls `change(e, entry, logit)` for the entries of a list whose tokens are in the slice.
+template <typename Change>
+__device__ __forceinline__ void each_own(const Sample& args, const Row& row, int from, int to, Change change) {
+    for (int e = from + threadIdx.x; e < to; e += kThreads) {
+        Entry entry = args.entries[e];
+        if (row.first <= entry.id && entry.id < row.end) change(e, entry, row.logits[entry.id]);
     }
-    own(options.biases, options.seen, [&](int, Entry entry, float& logit) {
+    __syncthreads();
+}
+
+// What a request says about single tokens, in the slice; what it forbids becomes minus infinity.
+__device__ __forceinline__ void process(const Sample& args, const Row& row, const RowOptions& options) {
+    if (options.logprobs >= 0) {
+        each_own(args, row, options.biases, options.last, [&](int e, Entry, float& logit) { args.raw[e] = logit; });
+    }
+    each_own(args, row, options.biases, options.seen, [&](int, Entry entry, float& logit) {
         logit = __fadd_rn(logit, __int_as_float(entry.value));
     });
-    own(options.seen, options.answered, [&](int, Entry, float& logit) {
+    each_own(args, row, options.seen, options.answered, [&](int, Entry, float& logit) {
         logit = logit < 0.0f ? __fmul_rn(logit, options.repetition) : __fdiv_rn(logit, options.repetition);
     });
-    own(options.answered, options.forbidden, [&](int, Entry entry, float& logit) {
+    each_own(args, row, options.answered, options.forbidden, [&](int, Entry entry, float& logit) {
         float penalty = __fadd_rn(options.presence, __fmul_rn((float)entry.value, options.frequency));
         logit = __fsub_rn(logit, penalty);
     });
-    own(options.forbidden, options.last, [&](int, Entry, float& logit) { logit = -kInfinity; });
+    each_own(args, row, options.forbidden, options.last, [&](int, Entry, float& logit) { logit = -kInfinity; });
     if (options.mask >= 0) {
         const u32* mask = args.masks + (i64)options.mask * args.mask_words;
-        for (int id = first + threadIdx.x; id < end; id += kThreads) {
-            if ((mask[id / 32] >> (id % 32) & 1) == 0) logits[id] = -kInfinity;
+        for (int id = row.first + threadIdx.x; id < row.end; id += kThreads) {
+            if ((mask[id / 32] >> (id % 32) & 1) == 0) row.logits[id] = -kInfinity;
         }
         __syncthreads();
     }
@@ -267,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) sample_f32(const Sampl
     Logprobs* record_of = args.logprobs + blockIdx.y;
     row.clear(&row.space->histograms[0]);
     if (options.logprobs >= 0) record(s, row, args, options.logprobs, record_of);
-    if (options.draws != 0) process(args, options, row.logits, row.first, row.end);
+    if (options.draws != 0) process(args, row, options);
 
     View view = row.view(temperature);
     u64 best = row.best(s, view);  // (meets)

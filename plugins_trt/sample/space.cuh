@@ -100,15 +100,19 @@ struct Interval {
     u32 size;       // tokens in it
 };
 
+struct Bins {
+    u32 counts[kBins];
+    u32 low[kBins], middle[kBins], high[kBins];  // limbs of the weights
+};
+struct List {
+    u64 orders[kListed];
+    u64 weights[kListed];
+};
+
 struct Shared {
     union {
-        struct {
-            u32 counts[kBins], low[kBins], middle[kBins], high[kBins];
-        };
-        struct {
-            u64 orders[kListed];
-            u64 weights[kListed];
-        };
+        Bins bins;
+        List list;
     };
     u64 warp_first[kThreads / 32], warp_second[kThreads / 32];
     Found found;
