@@ -13,10 +13,11 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from _random_draft import minicpm_sizes, write_draft
 from _report import add_json_option, environment, report
 from _shapes import MINICPM4_8B
 from attention import ceilings
@@ -25,6 +26,7 @@ from edged.config import AttentionConfig, ModelConfig, SpeculationConfig
 from edged.executor.base import PAGE_TOKENS, SamplingRow, StepBatch
 from edged.executor.cuda_device import CudaDevice
 from edged.executor.cuda_executor import CudaExecutor, has_trees
+from edged.models.architecture import Architecture
 from edged.models.cuda_weights import GROUPS
 
 if TYPE_CHECKING:
@@ -104,6 +106,20 @@ class RandomModel(CudaExecutor):
                 ("coarse", 128**-0.5),
             ):
                 self.buffers[name].normal_(0.0, deviation)
+            self.device.synchronize()
+
+    def fill_draft(self) -> None:
+        """Random weights of the draft, where there is one."""
+        if self.plan.draft is None:
+            return
+        with self.device.scope():
+            for part, shape in self.plan.draft.eagle.shapes().items():
+                weight = self.buffers[f"draft.{part}"]
+                if len(shape) == 1:
+                    weight.fill_(1.0)
+                else:
+                    weight.normal_(0.0, shape[1] ** -0.5)
+            self.buffers["normed"].normal_()
             self.device.synchronize()
 
     def batch(self, tokens: np.ndarray, past: int) -> StepBatch:
@@ -222,19 +238,29 @@ class RandomModel(CudaExecutor):
     table: np.ndarray
 
 
-def open_model(weights: str = "bf16", *, rows: int = 1, tree_size: int = 1) -> RandomModel:
+def open_model(
+    weights: str = "bf16", *, rows: int = 1, tree_size: int = 1, draft_levels: int = 0
+) -> RandomModel:
     """Loads it, with sparse attention at the published numbers.
 
     Args:
         weights: One of :data:`QUANTIZATION`.
         rows: Most sequences.
         tree_size: Most tokens of a tree of drafts; 1: there are none.
+        draft_levels: Levels that an EAGLE draft grows; 0: there is none.
     """
     method = "off" if tree_size == 1 else "prompt_lookup"
+    draft: dict[str, Any] = {}
     quantization = QUANTIZATION[weights]
     config = MINICPM4_8B if quantization is None else {**MINICPM4_8B, "quantization_config": quantization}
     with tempfile.TemporaryDirectory(prefix="edged-bench-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
+        if draft_levels:
+            method, a = "eagle", Architecture.from_config(MINICPM4_8B)
+            sizes = minicpm_sizes(a.hidden, a.intermediate, a.q_width, a.kv_width)
+            where = Path(folder) / "draft"
+            tokens = write_draft(where, MINICPM4_8B, sizes)
+            draft = {"draft": where, "token_map": tokens, "depth": draft_levels}
         model = RandomModel(
             ModelConfig(
                 name="bench",
@@ -245,10 +271,11 @@ def open_model(weights: str = "bf16", *, rows: int = 1, tree_size: int = 1) -> R
                 max_sequences=rows,
                 prefill_chunk=CHUNK,
                 attention=AttentionConfig(mode="sparse"),
-                speculation=SpeculationConfig(method=method, tree_size=max(tree_size, 1)),
+                speculation=SpeculationConfig(method, tree_size, **draft),
             )
         )
-    model.load(lambda *_: None)
+        model.load(lambda *_: None)
+    model.fill_draft()
     pages = -(-(LONGEST + CHUNK) // PAGE_TOKENS)
     model.table = np.random.default_rng(0).permutation(model.limits.pages)[:pages].astype(np.int32)
     model.fill_pages()
@@ -263,6 +290,7 @@ def run(
     *,
     weights: str = "bf16",
     tree_size: int = 1,
+    draft_levels: int = 0,
 ) -> int:
     """What the scripts' `main` does: read the options, load, measure, print.
 
@@ -273,6 +301,7 @@ def run(
         add_options: Adds the script's own.
         weights: What linears have unless the options say otherwise.
         tree_size: Most tokens of a tree of drafts.
+        draft_levels: Levels that an EAGLE draft grows; 0: there is none.
 
     Returns:
         1 when a figure misses its bound.
@@ -286,7 +315,7 @@ def run(
     )
     add_options(parser)
     options = parser.parse_args()
-    model = open_model(options.weights, tree_size=tree_size)
+    model = open_model(options.weights, tree_size=tree_size, draft_levels=draft_levels)
     surroundings = environment(
         device=torch.cuda.get_device_name(), cuda=torch.version.cuda, weights=options.weights
     )

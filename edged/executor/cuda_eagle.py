@@ -249,11 +249,15 @@ class CudaEagle:
                 assert self._take is not None, "captured at load"  # noqa: S101
                 self._take()
             else:
-                self._grow[next(rows for rows in TAKEN if rows >= some)]()
+                self.captured(some)()
             self._device.synchronize()
         slot.end = slot.first = first
         slot.waiting, slot.rows = 0, []
         return self._grown()
+
+    def captured(self, rows: int) -> Callable[[], None]:
+        """The captured run that takes so many rows and grows a tree."""
+        return self._grow[next(most for most in TAKEN if most >= rows)]
 
     def _grown(self) -> GrownTree:
         tokens, parents, chances = np.split(self._pool, 3)
