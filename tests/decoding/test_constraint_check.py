@@ -251,6 +251,47 @@ def test_what_is_wrong_is_said(kind, text, message, tokenizer):
 
 
 @pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        ("regex", ".*a.{200}b.*c.{200}d", "grows with the answer: its expression"),
+        ("regex", ".*a.{20}b", "grows"),
+        ("regex", "(.|\n)*a(.|\n){60}b", "grows"),
+        ("regex", "(.*a.{30}){5}", "grows"),
+        ("regex", "(a|b)*a(a|b){30}", "grows"),
+        ("regex", "((a{1,100}){1,100}){1,100}", "too complex"),
+        ("json_schema", '{"type": "array", "items": {"type": "string", "pattern": "a.{90}b"}}', "grows"),
+        ("lark", 'start: start start | "a"', "grows with the answer: it is ambiguous"),
+        ("lark", 'start: x\nx: x x x | y\ny: "a"? "b"? | x', "grows"),
+    ],
+)
+def test_what_grows_with_the_answer_is_refused_before_any_token(kind, text, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        check(kind, text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("regex", "[a-z0-9._%+-]{1,64}@[a-z0-9.-]{1,253}[.][a-z]{2,10}"),
+        ("regex", "(#{1,6} [^\n]{1,80}\n\n([^\n]{1,200}\n){1,20}\n){1,10}"),
+        ("regex", ".*(foo|bar).*[0-9]{3}-[0-9]{4}.*"),
+        (
+            "json_schema",
+            '{"type": "string", "minLength": 5000, "maxLength": 100000, "pattern": "^(a|b|cc)*$"}',
+        ),
+        ("json_schema", '{"type": "array", "items": {"type": "string", "maxLength": 9000}, "minItems": 30}'),
+        ("lark", 'start: sum\nsum: sum "+" sum | NUMBER\nNUMBER: /[0-9]+/'),
+        (
+            "lark",
+            'start: (line "\\n")+\nline: NAME "=" x\nx: NAME | x OP x | "(" x ")"\nOP: /[-+]/\nNAME: /[a-z]+/',
+        ),
+    ],
+)
+def test_what_only_counts_or_is_a_little_ambiguous_is_taken(kind, text):
+    check(kind, text)
+
+
+@pytest.mark.parametrize(
     "texts", [[f"item {number}" for number in range(10_000)], ["", *map(str, range(2500))]]
 )
 def test_a_choice_of_many_texts_gives_them_alone(tokenizer, texts):

@@ -4,8 +4,8 @@ It says ``{}`` when it is ready, then reads one constraint a line from standard 
 ``{"grammar": ..}`` or ``{"error": ..}``. A library that runs into a stack's end, takes too much memory or hangs ends this
 process and nothing else; the daemon kills it after its time and starts another one.
 
-Beside the syntax it tries the grammar: masks and forced text of the first steps, over a small vocabulary. What
-explodes there is refused before any token.
+Beside the syntax it tries the grammar, over small vocabularies: masks and forced text of the first steps, and a longer
+answer of the constraint's own characters. What explodes there, or grows with the answer, is refused before any token.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from edged.decoding.constraints.base import (
     lark_grammar,
     schema_grammar,
 )
+from edged.decoding.constraints.growth import refuse_growth
 from edged.decoding.constraints.lark_check import endless_rule
 from edged.decoding.constraints.ready_made import READY_MADE_GRAMMARS
 from edged.decoding.constraints.schema_check import exact, read_schema
@@ -98,6 +99,7 @@ def check(kind: str, text: str) -> str:
     if warnings:
         raise _refusal(kind, f"cannot be enforced exactly: {_first_lines(warnings[0])}")
     _try(matcher, kind)
+    refuse_growth(kind, text, grammar, special)
     return grammar
 
 

@@ -1,0 +1,95 @@
+"""Whether masks of a grammar become dearer with every token of the answer.
+
+Some expressions have a state for each combination of what was read (``.*a.{200}b``: which of the last 200 characters were
+an a), and a grammar may have ever more parses (``start: start start | "a"``). Their first masks are cheap, so this writes
+an answer of some hundred tokens over a small vocabulary of long ones, made of the constraint's own characters, and counts
+states and parses. Nothing here depends on how fast the machine is.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+import llguidance
+
+from edged.decoding.constraints.base import LIMITS
+from edged.errors import InvalidArgumentError
+
+_STEPS = 300
+_SECONDS = 0.3
+"""After so long the trial ends without a verdict; it takes a few hundredths otherwise."""
+_TOKENS = 256
+_LONGEST = 10
+_END = 256
+_LIMITS = {**LIMITS, "max_lexer_states": 5000, "max_items_in_row": 150}
+"""A counted repetition has a state for each count, so an answer passes some with every token; an expression that explodes
+passes dozens. A grammar with few ambiguities has a few dozen items in a row, one that grows has as many as tokens."""
+_WHY = {
+    "too many states": (
+        "its expression has a state for each combination of what an answer has said so far, as .*a.{200}b has; bound the "
+        "repetition before the counted one, or count less"
+    ),
+    "items": "it is ambiguous: an answer has more parses with every token; write it so that a text has one",
+}
+
+
+class _LongTokens:
+    """Every byte, one end of sequence, random strings of some characters, special tokens."""
+
+    bos_token_id = None
+    eos_token_id = _END
+
+    def __init__(self, characters: list[int], special: tuple[str, ...], generator: random.Random) -> None:
+        found = set()
+        for _ in range(_TOKENS):
+            few = [generator.choice(characters) for _ in range(generator.randint(1, 4))]
+            found.add(bytes(generator.choice(few) for _ in range(generator.randint(2, _LONGEST))))
+        self.tokens = [*(bytes([byte]) for byte in range(256)), b"<end>", *sorted(found)]
+        self.special_token_ids = [_END, *range(len(self.tokens), len(self.tokens) + len(special))]
+        self.tokens += [text.encode() for text in special]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+def refuse_growth(kind: str, text: str, grammar: str, special: tuple[str, ...]) -> None:
+    """Refuse a grammar that grows with the answer.
+
+    Args:
+        kind: Of the constraint.
+        text: Its text.
+        grammar: The same as llguidance takes it; it has no other fault.
+        special: Texts of the special tokens that it names.
+
+    Raises:
+        InvalidArgumentError: It grows.
+    """
+    end = time.monotonic() + _SECONDS
+    generator = random.Random(0)  # noqa: S311 - the same trial every time
+    own = sorted({byte for byte in text.encode() if 32 <= byte < 127}) or list(b"ab")
+    vocabulary = _LongTokens(own, special, generator)
+    tokenizer = llguidance.LLTokenizer(
+        llguidance.TokenizerWrapper(vocabulary), n_vocab=len(vocabulary.tokens), eos_token=_END
+    )
+    start = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=llguidance.LLParserLimits(**_LIMITS))
+    preferred = {*own, *range(_END + 1, len(vocabulary.tokens))}
+    matcher = start.deep_copy()
+    for _ in range(_STEPS):
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        allowed = [token for token in range(len(vocabulary.tokens)) if mask >> token & 1 and token != _END]
+        liked = [token for token in allowed if token in preferred]
+        if allowed:
+            matcher.consume_token(
+                generator.choice(liked if liked and generator.random() < 0.9 else allowed)
+            )
+        error = matcher.get_error() if matcher.is_error() else ""
+        for sign, why in _WHY.items():
+            if sign in error:
+                raise InvalidArgumentError(
+                    f"{kind}: the constraint is refused, for it grows with the answer: {why}", field=kind
+                )
+        if error or time.monotonic() > end:
+            return
+        if not allowed or matcher.is_stopped():
+            matcher = start.deep_copy()
