@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from plugins_trt.attention.contract import Attention
+from plugins_trt.commit.contract import Commit
 from plugins_trt.tensorrt import sessions
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from plugins_trt.arena import Arena
     from plugins_trt.contract import DeviceArray
     from plugins_trt.ternary_linear.contract import TernaryLinear
+    from plugins_trt.verify_tree.contract import VerifyTree
     from plugins_trt.w4a16_linear.contract import W4A16Linear
 
 
@@ -40,6 +42,7 @@ class DeviceSession:
         workspace: DeviceArray,
         arrived: DeviceArray | None,
         multiply: Callable[[Any, Any], None] | None = None,
+        trees: tuple[Callable[[VerifyTree, Any], None], Callable[[Commit, Any], None]] | None = None,
     ) -> None:
         """Takes the parts.
 
@@ -51,6 +54,9 @@ class DeviceSession:
             arrived: Counters, zero before the first step; None where every query is dense.
             multiply: The kernels of packed weights, a :class:`plugins_trt.w4a16_linear.launch.W4A16Multiplier` or a
                 :class:`plugins_trt.ternary_linear.launch.TernaryMultiplier`; None for a model without any.
+            trees: The kernels that find the paths of trees and that keep them, a
+                :class:`plugins_trt.verify_tree.launch.TreeVerifier` and a :class:`plugins_trt.commit.launch.Committer`; None
+                where nothing drafts.
         """
         self.tree = False
         self.dense = False
@@ -60,6 +66,7 @@ class DeviceSession:
         self._workspace = workspace
         self._arrived = arrived
         self._multiply = multiply
+        self._trees = trees
 
     def __enter__(self) -> Self:
         """Let the nodes find it.
@@ -114,3 +121,20 @@ class DeviceSession:
                 "another model"
             )
         self._multiply(product, self._stream)
+
+    def verify(self, tree: VerifyTree, *, keep: bool) -> None:
+        """Enqueue the search for a step's paths, and the move of what they accept.
+
+        Raises:
+            SessionError: The session was opened without kernels for trees.
+            LaunchError: An argument is refused; nothing ran.
+        """
+        if self._trees is None:
+            raise sessions.SessionError(
+                "a node verifies trees of draft tokens, and the executor brought no kernels for them: the plan belongs to "
+                "another model"
+            )
+        verify, commit = self._trees
+        verify(tree, self._stream)
+        if keep:
+            commit(Commit(tree.batch, self._arena, tree.paths, tree.accepted), self._stream)

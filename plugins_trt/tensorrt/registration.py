@@ -10,6 +10,7 @@ from plugins_trt.tensorrt.base import make_creator, make_plugin_class
 from plugins_trt.tensorrt.linear_plugins import TernaryLinearOperator, W4A16LinearOperator
 from plugins_trt.tensorrt.names import NAMESPACE
 from plugins_trt.tensorrt.pin import pin
+from plugins_trt.tensorrt.tree_plugin import VerifyTreeOperator
 
 if TYPE_CHECKING:
     from plugins_trt.tensorrt.operator import PluginOperator
@@ -18,6 +19,7 @@ OPERATORS: tuple[type[PluginOperator], ...] = (
     AttentionOperator,
     W4A16LinearOperator,
     TernaryLinearOperator,
+    VerifyTreeOperator,
 )
 """Every operator of ours."""
 

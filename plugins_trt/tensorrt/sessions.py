@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from plugins_trt.contract import Batch, DeviceArray, SelectionRule
     from plugins_trt.ternary_linear.contract import TernaryLinear
+    from plugins_trt.verify_tree.contract import VerifyTree
     from plugins_trt.w4a16_linear.contract import W4A16Linear
 
 
@@ -49,6 +50,13 @@ class Session(Protocol):
 
     def multiply(self, product: W4A16Linear | TernaryLinear) -> None:
         """Multiply with packed weights on the session's stream.
+
+        Raises:
+            LaunchError: An argument is refused; nothing ran.
+        """
+
+    def verify(self, tree: VerifyTree, *, keep: bool) -> None:
+        """Find the paths of a step's trees on the session's stream, and move what they accept if it is to be kept.
 
         Raises:
             LaunchError: An argument is refused; nothing ran.
