@@ -32,8 +32,8 @@ def test_a_prompt_that_was_there_is_cached_and_answered_alike(client):
 
 
 def test_a_session_is_listed_used_and_dropped(client):
-    turn = [(7 * i) % 3000 + 100 for i in range(150)]
-    answer = client.generate(turn, max_tokens=60, session="talk", **ON).answer()
+    turn = [(7 * i) % 3000 + 100 for i in range(180)]
+    answer = client.generate(turn, max_tokens=24, session="talk", **ON).answer()
     (session,) = [each for each in client.sessions() if each.name == "talk"]
     assert (session.model, session.pages, session.requests) == ("smollm", 3, 1)
     more = [*turn, *answer.token_ids, 5, 6, 7]
@@ -135,9 +135,9 @@ def test_a_suspended_request_goes_on_as_if_nothing_had_been(start_daemon, daemon
     """The demo model with room for one sequence and host memory for another."""
     single = start_daemon(model={"max_sequences": 1, "host_kv": "64MiB", "prefix_cache": False})
     with daemon.client() as other:
-        expected = other.generate("The sea is", max_tokens=40, **ON).answer().token_ids
+        expected = other.generate("The sea is", max_tokens=24, **ON).answer().token_ids
     with single.client() as client, single.client() as second:
-        generation = iter(client.generate("The sea is", max_tokens=40, priority=-5, **ON))
+        generation = iter(client.generate("The sea is", max_tokens=24, priority=-5, **ON))
         tokens = []
         while len(tokens) < 5:
             event = next(generation)
@@ -149,7 +149,7 @@ def test_a_suspended_request_goes_on_as_if_nothing_had_been(start_daemon, daemon
         )
         rest.start()
         assert len(second.generate("Hello", max_tokens=8, priority=5, **ON).answer().token_ids) == 8
-        assert len(tokens) < 40, "the other one had the only place"
+        assert len(tokens) < 24, "the other one had the only place"
         rest.join()
         assert tuple(tokens) == expected
         (model,) = client.status().models
