@@ -1,7 +1,8 @@
 """The daemon around the engine of `tests/worker/fake_engine.py`, whose model is as fast as one wants it.
 
 Run as `python fake_model_daemon.py --config FILE`; the settings of the model are JSON in FAKE_ENGINE. With
-FAKE_DAEMON_PATIENT it starts its engine again however often that is killed.
+FAKE_DAEMON_PATIENT it starts its engine again however often that is killed, with FAKE_OFF_HOST it takes loopback for an address
+of the network.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 
 from edged import daemon
+from edged.server import listeners
 from edged.worker import restarts
 from edged.worker.supervisor import Supervisor
 
@@ -24,4 +26,6 @@ daemon.Supervisor = functools.partial(
 if "FAKE_DAEMON_PATIENT" in os.environ:
     restarts.DELAYS = (0.0,) * 1000
     restarts.WINDOW_RESTARTS = 1000
+if "FAKE_OFF_HOST" in os.environ:
+    listeners.is_loopback = lambda _host: False
 sys.exit(daemon.main())

@@ -46,6 +46,7 @@ LISTENERS = {
     "unix status": ({"status"}, False, False, False),
     "unix infer status": ({"infer", "status"}, False, False, False),
     "tcp": (ALL, False, False, False),
+    "tcp off host": ({"infer", "status"}, False, False, False),
     "tcp token": (ALL, True, False, False),
     "tls token": (ALL, True, False, True),
     "tls token status": ({"status"}, True, False, True),
@@ -95,9 +96,9 @@ def expected(listener, token, certificate, method):
     return "in" if scope is None or scope in scopes else "PERMISSION_DENIED"
 
 
-def start(folder: Path, listen: dict) -> DaemonProcess:
+def start(folder: Path, listen: dict, **environment: str) -> DaemonProcess:
     configuration = demo_configuration(folder, listen=listen, limits={"concurrent_streams": 64})
-    return DaemonProcess(configuration, {"FAKE_ENGINE": "{}"}, (str(FAKE_MODEL_DAEMON),))
+    return DaemonProcess(configuration, {"FAKE_ENGINE": "{}", **environment}, (str(FAKE_MODEL_DAEMON),))
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +124,11 @@ def house(demo_model, tmp_path_factory):
     ]
     daemons = {
         "tcp": start(demo_model, {**loopback, "sockets": sockets}),
+        "tcp off host": start(
+            demo_model,
+            {**loopback, "i_accept_off_host_access_without_tls_and_authentication": True},
+            FAKE_OFF_HOST="1",
+        ),
         "tcp token": start(demo_model, {**loopback, "tokens": str(tokens)}),
         "tls token": start(demo_model, {**loopback, "tokens": str(tokens), "tls": tls}),
         "tls token status": start(
