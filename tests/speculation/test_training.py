@@ -74,6 +74,14 @@ def test_a_trained_draft_is_right_more_often_and_runs(tmp_path, changes):
     assert Eagle.read(tmp_path / "draft", Architecture.read(model)).layer.residual_scale == pytest.approx(
         1.4 / 3**0.5 if changes else 1.0
     )
+    ids = json.loads((tmp_path / "draft" / "token_map.json").read_text())
+    assert len(ids) == 257 // 4
+    assert 0 in ids  # every answer ends once
+    counted = tokens.numpy()[:, 16:].ravel()
+    assert {int(token) for token in counted if (counted == token).mean() > 0.05} <= set(ids)
+    assert all(
+        each.dtype == torch.float16 for each in load_file(tmp_path / "draft" / "model.safetensors").values()
+    )
     # What the daemon's executor makes of it: the same answers, with drafts accepted.
     executor = load(model, tmp_path / "draft")
     jobs = [Job(tokens[index, :16].tolist(), Stops(30)) for index in range(1, 9)]
@@ -98,7 +106,7 @@ class StoppedError(Exception):
     ],
 )
 def test_what_was_stopped_goes_on(tmp_path, what):
-    plan = replace(PLAN, passes=14, sequences=32)
+    plan = replace(PLAN, passes=4, sequences=32, batch=2)
     model = write_model(tmp_path / "model")
     train(model, tmp_path / "whole", plan)
 
