@@ -78,7 +78,7 @@ class Kernels:
 def _compile(compiler: str, files: list[Path], made: Path, library: Path) -> None:
     # The stand-in is found before the header whose name it has.
     includes = [f"-I{HERE}", f"-I{PLUGINS}"]
-    options = ["-O1", "-std=c++20", "-fPIC", "-shared", "-fno-strict-aliasing", "-w", "-pthread"]
+    options = ["-O2", "-std=c++20", "-fPIC", "-shared", "-fno-strict-aliasing", "-w", "-pthread"]
     command = [compiler, *options, *includes, "-o", str(made), *map(str, files)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode and "barrier" in done.stderr and "No such file" in done.stderr:
