@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from edged.memory.cuda_draft import draft_packed
 from plugins_trt.append.launch import Appender
 from plugins_trt.decode_attention.launch import DecodeAttender
 from plugins_trt.draft_input.launch import DraftInputWriter
 from plugins_trt.draft_tree.launch import TreeGrower
+from plugins_trt.w4a16_linear.launch import W4A16Multiplier
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +32,8 @@ class DraftKernels:
     attend: Callable[[DecodeAttention], None]
     top: Callable[[DraftTop], None]
     grow: Callable[[DraftGrow], None]
+    packed: Callable[[Any], None]
+    """Products with weights in 4 bits, where it has any."""
 
 
 def load_draft_kernels(kernels: Kernels, plan: ModelPlan, stream: Any) -> DraftKernels:  # noqa: ANN401 - PyCUDA's
@@ -50,10 +54,23 @@ def load_draft_kernels(kernels: Kernels, plan: ModelPlan, stream: Any) -> DraftK
         head_dim=a.head_dim,
     )
     grower = TreeGrower(kernels.operator("draft_tree"))
+    packed: Any = _absent
+    if draft_packed(plan.draft):
+        packed = W4A16Multiplier(
+            kernels.operator("w4a16_linear"),
+            multiprocessors=kernels.multiprocessors,
+            shared_bytes=kernels.shared_bytes,
+            dtype=dtype,
+        )
     return DraftKernels(
         rows=lambda args: write(args, stream),
         append=lambda args: append(args, stream),
         attend=lambda args: attend(args, stream),
         top=lambda args: grower.top(args, stream),
         grow=lambda args: grower.grow(args, stream),
+        packed=lambda args: packed(args, stream),
     )
+
+
+def _absent(*_: object) -> None:
+    raise AssertionError("a draft without packed weights has no such product")

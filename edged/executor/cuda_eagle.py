@@ -20,9 +20,12 @@ import torch
 from edged.checkpoint.safetensors_files import WeightFiles
 from edged.executor.base import GrownTree
 from edged.executor.cuda_eagle_graph import DraftGraph
+from edged.executor.cuda_packed import PackedLoader, tensors_of
 from edged.executor.torch_weights import FILE_DTYPES
-from edged.memory.cuda_draft import TAKEN, DraftLayout, DraftSizes
+from edged.memory.cuda_draft import TAKEN, DraftLayout, DraftSizes, draft_packed
 from edged.memory.specs import PAGE_TOKENS
+from edged.models.checkpoint import PackedLinear
+from edged.models.draft_weights import packed_shape
 from plugins_trt.contract import MAX_DECODE
 from plugins_trt.draft_tree.contract import pool_size
 
@@ -110,22 +113,20 @@ class CudaEagle:
 
     def _read(self, draft: DraftPlan, head: torch.Tensor) -> None:
         """Fill the weights from the draft's files."""
-        eagle = draft.eagle
-        a, buffers = eagle.layer, self._buffers
-        qkv, gate_up = buffers["draft.qkv"], buffers["draft.gate_up"]
-        places = {
-            "q": qkv[: a.q_width],
-            "k": qkv[a.q_width : a.q_width + a.kv_width],
-            "v": qkv[a.q_width + a.kv_width :],
-            "gate": gate_up[: a.intermediate],
-            "up": gate_up[a.intermediate :],
-        }
+        eagle, buffers = draft.eagle, self._buffers
+        store = PackedLoader(tensors_of(draft_packed(draft), buffers), buffers, self._device)
         with WeightFiles.open(eagle.folder) as files:
-            for part, name in eagle.names.items():
-                place = places[part] if part in places else buffers[f"draft.{part}"]
-                whole = torch.empty(place.shape, dtype=FILE_DTYPES[files.info(name).dtype])
-                files.read_into(name, whole.view(-1).view(torch.uint8).numpy().data)
-                place.copy_(whole)
+            for spec in eagle.specs:
+                for index, source in enumerate(spec.sources):
+                    if spec.packing is None:
+                        end = source.start + source.shape[0]
+                        whole = torch.empty(source.shape, dtype=FILE_DTYPES[files.info(source.name).dtype])
+                        files.read_into(source.name, whole.view(-1).view(torch.uint8).numpy().data)
+                        buffers[f"draft.{spec.name}"][source.start : end].copy_(whole)
+                    else:
+                        shape = packed_shape(source, spec.packing)
+                        linear = PackedLinear(f"draft.{spec.name}", source.module, shape, source.start, index)
+                        store(linear, eagle.read_packed(files, source, spec.packing))
         if draft.token_map is not None:
             ids = torch.from_numpy(draft.token_map)
             buffers["draft.map"].copy_(ids)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from edged.executor.cuda_linear import CudaLinear
-from edged.memory.cuda_draft import DraftLayout, DraftSizes
+from edged.executor.cuda_packed import tensors_of
+from edged.memory.cuda_draft import DraftLayout, DraftSizes, draft_packed
 from edged.models.operators import Linear
 from plugins_trt.append.contract import Append
 from plugins_trt.arena import Arena, Pool
@@ -66,7 +68,9 @@ class DraftGraph:
         self._angles = [(self._b if own else buffers)[each] for each in ("cosine", "sine")]
         self._inverse_frequencies = self._a.rope.inverse_frequencies(self._a.head_dim, plan.context_length)
         self._head = Linear("draft.head", "head", self._b["head"]) if "head" in self._b else head
-        self._linear = CudaLinear(kernels, {}, buffers)
+        scratch = {"packed_workspace": self._b["packed_workspace"]} if "packed_workspace" in self._b else {}
+        packed = tensors_of(draft_packed(plan.draft), buffers)
+        self._linear = CudaLinear(replace(kernels, packed=draft_kernels.packed), packed, scratch)
         self._arena = self._make_arena(plan)
         step, at = self._b["step"], DraftLayout.of(self._sizes)
 

@@ -22,7 +22,7 @@ from edged.executor.base import OFF_PATH, Executor, ExecutorLimits
 from edged.executor.batch_check import check_batch, check_sampling
 from edged.executor.cuda_eagle import CudaEagle
 from edged.executor.cuda_operators import CudaOperators
-from edged.executor.cuda_packed import PackedLoader
+from edged.executor.cuda_packed import PackedLoader, packed_tensors
 from edged.executor.cuda_staging import Staging
 from edged.executor.cuda_trees import TreeSteps
 from edged.executor.device_options import DeviceOptions
@@ -33,13 +33,13 @@ from edged.executor.torch_tree import accepted_paths, parent_rows
 from edged.executor.torch_weights import read_weights
 from edged.memory.buffers import ModelPlan, draft_buffers, step_buffers, weight_buffers
 from edged.memory.cuda_buffers import (
-    MULTIPROCESSORS,
     attention_workspace,
     bucket_sizes,
     has_dense_graph,
     most_logit_rows,
     most_tree_tokens,
 )
+from edged.memory.packed_scratch import MULTIPROCESSORS
 from edged.models.architecture import Architecture
 from edged.models.decoder import Decoder
 from plugins_trt.argmax.contract import Argmax
@@ -276,7 +276,7 @@ class CudaExecutor(Executor):
 
     def _fill_weights(self, progress: Progress) -> None:
         """Read the model folder."""
-        store = PackedLoader(self.plan, self.buffers, self.device)
+        store = PackedLoader(packed_tensors(self.plan, self.buffers), self.buffers, self.device)
         read_weights(self._folder, self.plan.architecture, self.buffers, progress, store)
 
     def _fill_angles(self) -> None:

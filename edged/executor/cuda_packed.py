@@ -18,7 +18,7 @@ from plugins_trt.ternary_linear.layout import blocks_of
 from plugins_trt.w4a16_linear.layout import STEP
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from edged.checkpoint.packed import PackedModule
     from edged.executor.cuda_device import Device, Words
@@ -44,23 +44,27 @@ class PackedTensors:
 
 def packed_tensors(plan: ModelPlan, buffers: Mapping[str, torch.Tensor]) -> dict[str, PackedTensors]:
     """Every packed weight of a model, by name."""
-    return {
-        form.name: PackedTensors(form, buffers[form.name], buffers[form.name + GROUPS])
-        for form in cuda_packed(plan.architecture)
-    }
+    return tensors_of(cuda_packed(plan.architecture), buffers)
+
+
+def tensors_of(forms: Iterable[CudaPacked], buffers: Mapping[str, torch.Tensor]) -> dict[str, PackedTensors]:
+    """Packed weights in their buffers, by name."""
+    return {form.name: PackedTensors(form, buffers[form.name], buffers[form.name + GROUPS]) for form in forms}
 
 
 class PackedLoader:
     """Puts the packed modules of a checkpoint into the device's buffers.
 
     Args:
-        plan: The model's plan.
-        buffers: The buffers of its weights.
+        packed: The weights that stay packed, by name.
+        buffers: The buffers of all weights.
         device: Where they are.
     """
 
-    def __init__(self, plan: ModelPlan, buffers: Mapping[str, torch.Tensor], device: Device) -> None:
-        self._packed = packed_tensors(plan, buffers)
+    def __init__(
+        self, packed: Mapping[str, PackedTensors], buffers: Mapping[str, torch.Tensor], device: Device
+    ) -> None:
+        self._packed = packed
         self._buffers = buffers
         self._device = device
         self._staging: Words = device.host_words(_STAGED if self._packed else 0)

@@ -33,9 +33,7 @@ from edged.executor.tensorrt_provide import provide_engine
 from edged.executor.tensorrt_steps import Bucket, EngineSteps
 from edged.executor.tensorrt_weights import load_weights
 from edged.memory.buffers import ModelPlan, step_buffers, weight_buffers
-from edged.memory.cuda_buffers import (
-    MULTIPROCESSORS,
-)
+from edged.memory.packed_scratch import MULTIPROCESSORS
 from edged.memory.tensorrt_buffers import context_bytes
 from edged.models.architecture import Architecture
 from plugins_trt.contract import DeviceArray

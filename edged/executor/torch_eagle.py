@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from edged.checkpoint import gptq
 from edged.checkpoint.safetensors_files import WeightFiles
 from edged.executor.torch_packed import PackedProduct, PackedWeight
 from edged.executor.torch_weights import FILE_DTYPES, store_packed
@@ -121,15 +120,11 @@ class TorchEagle:
             torch.index_select(head, 0, self._map, out=self._w["head"])
 
     def _read_packed(self, files: WeightFiles, spec: WeightSpec, packing: Packing, eagle: Eagle) -> None:
-        quantization = eagle.layer.quantization
-        assert quantization is not None  # noqa: S101 - or it would have no packing
         for index, source in enumerate(spec.sources):
-            shape = packed_shape(source, packing)
-            module = gptq.read(
-                files, source.module, shape, act_order=False, zero_offset=quantization.zero_offset
+            linear = PackedLinear(
+                spec.name, source.module, packed_shape(source, packing), source.start, index
             )
-            linear = PackedLinear(spec.name, source.module, shape, source.start, index)
-            store_packed(linear, module, self._w)
+            store_packed(linear, eagle.read_packed(files, source, packing), self._w)
         self._packed[spec.name] = PackedWeight(
             self._w[spec.name], self._w[spec.name + SCALES], self._w[spec.name + ZEROS], ()
         )

@@ -7,10 +7,10 @@ multiprocessors that any supported device has; the executor checks that its devi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from edged.memory.cuda_draft import TAKEN, hidden_rows
+from edged.memory.packed_scratch import MULTIPROCESSORS, product_workspace
 from edged.memory.sample_buffers import sample_buffers
 from edged.memory.specs import (
     ACTIVATIONS,
@@ -25,16 +25,12 @@ from edged.models.cuda_weights import cuda_packed
 from plugins_trt.arena import COARSE_SLOTS, FINE_SLOTS
 from plugins_trt.attention.contract import Layout
 from plugins_trt.contract import MAX_DECODE, MAX_TREE, ceil_div, round_up
-from plugins_trt.ternary_linear.contract import LinearPlan as TernaryPlan
-from plugins_trt.w4a16_linear.contract import MAX_ROWS, LinearPlan
+from plugins_trt.w4a16_linear.contract import MAX_ROWS
 from plugins_trt.w4a16_widen.contract import OCTET
 
 if TYPE_CHECKING:
     from edged.memory.buffers import ModelPlan
     from edged.models.cuda_weights import CudaPacked
-
-MULTIPROCESSORS = 192
-"""Most multiprocessors of a device that scratch memory is planned for (the largest RTX cards have 188)."""
 
 LARGEST_POWER = 2048
 """Up to here buckets are powers of two; one more takes the longest step, if that is longer."""
@@ -174,16 +170,6 @@ def packed_workspace(plan: ModelPlan) -> int:
         for size in bucket_sizes(plan)
     }
     return max((product_workspace(*shape) for shape in shapes), default=0)
-
-
-@lru_cache(maxsize=256)
-def product_workspace(ternary: bool, outputs: int, inputs: int, rows: int) -> int:
-    """Bytes that the product of some rows needs on any device: not the largest device shares the inputs out most."""
-    of = TernaryPlan.of if ternary else LinearPlan.of
-    return max(
-        of(rows=rows, outputs=outputs, inputs=inputs, multiprocessors=count).workspace_bytes
-        for count in range(1, MULTIPROCESSORS + 1)
-    )
 
 
 def wide_rows(packed: CudaPacked) -> int:

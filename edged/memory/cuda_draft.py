@@ -7,12 +7,14 @@ sequence that no draft has taken yet.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edged.errors import UnsupportedError
 from edged.memory.draft_plan import DRAFT
+from edged.memory.packed_scratch import MULTIPROCESSORS, product_workspace
 from edged.memory.specs import PAGE_TOKENS, BufferSpec
+from edged.models.cuda_weights import CudaPacked
 from plugins_trt.contract import MAX_DECODE, MAX_TREE, LaunchError, ceil_div, check_heads, round_up
 from plugins_trt.decode_attention.contract import workspace_bytes
 from plugins_trt.draft_input.contract import window_blocks
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from edged.memory.buffers import ModelPlan
     from edged.memory.draft_plan import DraftPlan
 
-_MULTIPROCESSORS = 192
 _SPARE_PAGES = 3
 """Pages beyond the window: that of the first of 64 rows, of the last of them, and of the tree behind them."""
 
@@ -98,6 +99,12 @@ class DraftLayout:
         return cls(*places)
 
 
+def draft_packed(draft: DraftPlan) -> tuple[CudaPacked, ...]:
+    """The draft's weights in 4 bits, by the names of their buffers."""
+    found = (CudaPacked.of(replace(spec, name=f"draft.{spec.name}")) for spec in draft.eagle.specs)
+    return tuple(each for each in found if each is not None)
+
+
 def hidden_rows(plan: ModelPlan, step_rows: int) -> int:
     """Rows of the buffer of the target's final hidden states: a step's, and those that wait for a draft."""
     return step_rows if plan.draft is None else step_rows + plan.max_sequences * DraftSizes.of(plan).ring
@@ -134,6 +141,15 @@ def check_cuda_draft(name: str, plan: ModelPlan) -> None:
         raise UnsupportedError(
             f"model {name}: its draft on device cuda: {error}; set device to cpu", field="speculation.draft"
         ) from None
+    for packed in draft_packed(draft):
+        try:
+            packed.check()
+        except LaunchError as error:
+            raise UnsupportedError(
+                f"model {name}: the 4-bit weight {packed.name.removeprefix('draft.')} of its draft does not run on device "
+                f"cuda: {error}; set device to cpu",
+                field="speculation.draft",
+            ) from None
     for key, size, multiple in (("hidden_size", a.hidden, STEP), ("intermediate_size", a.intermediate, 8)):
         if size % multiple:
             raise UnsupportedError(
@@ -155,13 +171,30 @@ def cuda_draft_buffers(plan: ModelPlan, draft: DraftPlan) -> tuple[BufferSpec, .
         kv_heads=a.kv_heads,
         head_dim=a.head_dim,
         max_pages=sizes.table,
-        multiprocessors=_MULTIPROCESSORS,
+        multiprocessors=MULTIPROCESSORS,
     )
 
     def spec(name: str, *shape: int, dtype: str = dtype) -> BufferSpec:
         return BufferSpec(f"draft.{name}", DRAFT, shape, dtype)
 
-    weights = [spec(part, *shape) for part, shape in draft.eagle.shapes().items()]
+    packed = {each.name: each for each in draft_packed(draft)}
+    weights = []
+    for each in draft.eagle.specs:
+        form = packed.get(f"draft.{each.name}")
+        if form is None:
+            weights.append(spec(each.name, *each.shape))
+        else:
+            weights += [BufferSpec(part.name, DRAFT, part.shape, part.dtype) for part in form.parts]
+    scratch = max(
+        (
+            product_workspace(each.ternary, each.outputs, each.inputs, count)
+            for each in packed.values()
+            for count in (*TAKEN, width)
+        ),
+        default=0,
+    )
+    if scratch:
+        weights.append(spec("packed_workspace", round_up(scratch, 16), dtype="uint8"))
     if draft.token_map is not None:
         weights += [spec("head", sizes.vocabulary, a.hidden), spec("map", sizes.vocabulary, dtype="int32")]
     if draft.own_angles(plan.architecture):

@@ -74,8 +74,8 @@ class DraftPlan:
             )
         if config.device == "cuda" and not eagle.is_plain:
             raise UnsupportedError(
-                f"model {config.name}: device cuda runs EAGLE drafts whose weights are floats; {folder} is "
-                f"{TITLES[eagle.layout.kind]} with other parts: set device to cpu, or speculation.method to prompt_lookup",
+                f"model {config.name}: device cuda runs EAGLE and EAGLE-2 drafts; {folder} is "
+                f"{TITLES[eagle.layout.kind]} or has biases or norms of heads: set device to cpu, or speculation.method to prompt_lookup",
                 field="speculation.draft",
             )
         check_tokenizers(folder, config.path)

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edged.checkpoint import gptq
 from edged.checkpoint.safetensors_files import WeightFiles
 from edged.errors import CheckpointError
 from edged.models.architecture import Architecture
 from edged.models.draft_layout import EAGLE, EAGLE3, MTP, Layout
-from edged.models.draft_weights import bare_names, draft_specs, tensor_faults
+from edged.models.draft_weights import bare_names, draft_specs, packed_shape, tensor_faults
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from edged.models.weights import WeightSpec
+    from edged.checkpoint.packed import PackedModule
+    from edged.models.weights import Packing, WeightSource, WeightSpec
 
     Int32Array = npt.NDArray[np.int32]
     Int64Array = npt.NDArray[np.int64]
@@ -90,15 +92,24 @@ class Eagle:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is an EAGLE draft of floats, without biases and norms of heads."""
-        others = ("q_bias", "q_norm")
-        packed = any(spec.packing is not None for spec in self.specs)
-        return self.layout.kind == EAGLE and not packed and not any(map(self.has, others))
+        """Whether it is an EAGLE draft without biases of attention and norms of heads."""
+        return self.layout.kind == EAGLE and not any(map(self.has, ("q_bias", "q_norm")))
 
     @property
     def hidden_width(self) -> int:
         """Elements of what it sees of each of the target's tokens."""
         return max(1, len(self.hidden_layers)) * self.layer.hidden
+
+    def read_packed(self, files: WeightFiles, source: WeightSource, packing: Packing) -> PackedModule:
+        """A 4-bit linear of the draft.
+
+        Raises:
+            CheckpointError: It is damaged.
+        """
+        quantization = self.layer.quantization
+        assert quantization is not None, "or it would have no packing"  # noqa: S101
+        shape = packed_shape(source, packing)
+        return gptq.read(files, source.module, shape, act_order=False, zero_offset=quantization.zero_offset)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The weights' shapes, by part: q, k, v and gate, up lie in one matrix each."""

@@ -124,10 +124,9 @@ class HostDevice:
             self.verify, self.commit,
         )  # fmt: skip
 
-    @staticmethod
-    def draft_kernels(plan):
+    def draft_kernels(self, plan):
         assert plan.draft is not None
-        return HostDraft().kernels
+        return HostDraft(self.packed).kernels
 
     @staticmethod
     def verify(args):

@@ -17,11 +17,14 @@ def maybe(array):
 
 
 class HostDraft:
-    """One draft's operators."""
+    """One draft's operators; ``packed`` is the target's."""
+
+    def __init__(self, packed):
+        self.packed = packed
 
     @property
     def kernels(self):
-        return DraftKernels(self.rows, self.append, self.attend, self.top, self.grow)
+        return DraftKernels(self.rows, self.append, self.attend, self.top, self.grow, self.packed)
 
     @staticmethod
     def rows(args):

@@ -28,6 +28,7 @@ from edged.speculation.expansion import PRIOR_RATES
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "speculation"))
 from eagle_files import write_draft
 from forced_drafts import forced
+from layout_files import in_four_bits, write
 from requests_with_drafts import Job, answer_all
 
 VOCABULARY = SMALL["vocab_size"]
@@ -35,7 +36,9 @@ WINDOW = 64
 MODELS = {
     "small": (SMALL, False, None),
     "wide": ({**WIDE, "mup_denominator": 8}, True, list(range(5, 105))),
+    "packed": ({**WIDE, "mup_denominator": 8, "hidden_size": 128, "intermediate_size": 192}, True, None),
 }
+FOUR_BITS = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False, "sym": False}
 """Each with the draft's layout, and what it drafts from."""
 
 
@@ -44,7 +47,11 @@ def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     for name, (config, minicpm, ids) in MODELS.items():
         write_model(root / name, config)
-        write_draft(root / f"{name}-draft", config, minicpm=minicpm)
+        made = write_draft(root / f"{name}-draft", config, minicpm=minicpm)
+        if name == "packed":
+            write(
+                root / "packed-draft", config, in_four_bits(made, group=64)[0], quantization_config=FOUR_BITS
+            )
         if ids is not None:
             (root / f"{name}-map.json").write_text(json.dumps(ids))
     return root

@@ -254,7 +254,7 @@ def test_a_gpu_is_refused_what_it_does_not_run(kind, target, tmp_path):
         context_length=512,
         speculation=SpeculationConfig("mtp" if kind == "deepseek" else "eagle", draft=tmp_path / "draft"),
     )
-    with pytest.raises(UnsupportedError, match="device cuda runs EAGLE drafts whose weights are floats"):
+    with pytest.raises(UnsupportedError, match="device cuda runs EAGLE and EAGLE-2 drafts"):
         ModelPlan.of(config, Architecture.of(config))
 
 
