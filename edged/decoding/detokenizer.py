@@ -19,7 +19,7 @@ import codecs
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
 _NEW_UTF8_DECODER = codecs.getincrementaldecoder("utf-8")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -27,6 +27,10 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 class TokenTexts(Protocol):
     """What the tokens of a model stand for (:class:`edged.checkpoint.tokenizer.Tokenizer`)."""
+
+    @property
+    def eos_token_ids(self) -> Sequence[int]:
+        """Ids that end an answer."""
 
     @property
     def special_token_ids(self) -> frozenset[int]:

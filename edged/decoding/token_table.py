@@ -21,6 +21,7 @@ class TokenTable:
     """
 
     def __init__(self, texts: TokenTexts, size: int) -> None:
+        self.eos_token_ids = tuple(texts.eos_token_ids)
         self.special_token_ids = frozenset(texts.special_token_ids)
         self.has_byte_fallback = texts.has_byte_fallback
         self.strips_leading_space = texts.strips_leading_space

@@ -133,6 +133,8 @@ class ModelLoader:
                 aging=self._config.queue.aging,
                 channel=self._channel,
             )
+            progress("vocabulary", 0, 1)
+            runner.prepare()
         except BaseException:
             executor.close()
             raise

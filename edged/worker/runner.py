@@ -98,6 +98,10 @@ class ModelRunner:
         self._speeds = SpeedBook()
         self._grammars = GrammarCompiler(texts, self._limits.vocabulary)
 
+    def prepare(self) -> None:
+        """Make what the first request with a constraint would have to wait for, and every stream beside it."""
+        self._grammars.prepare(tuple(self._texts.eos_token_ids))
+
     @property
     def has_work(self) -> bool:
         """Whether a request runs or waits."""

@@ -8,8 +8,9 @@ import random
 import numpy as np
 import pytest
 
+from edged.decoding.constraints import masks
 from edged.decoding.constraints.base import LIMITS, Grammar, choice_grammar, lark_grammar, schema_grammar
-from edged.decoding.constraints.masks import GrammarCompiler
+from edged.decoding.constraints.masks import GrammarCompiler, _make_tokenizer
 
 END = 0
 PIECES = [
@@ -28,6 +29,7 @@ PIECES = [
 
 
 class Texts:
+    eos_token_ids = (0,)
     special_token_ids = frozenset({0, 1})
     has_byte_fallback = False
     strips_leading_space = False
@@ -52,6 +54,21 @@ def allowed(answer):
 
 def token(piece):
     return PIECES.index(piece)
+
+
+def test_the_vocabulary_is_there_before_the_first_grammar(monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        masks, "_make_tokenizer", lambda *args: made.append(args[2]) or _make_tokenizer(*args)
+    )
+    compiler = GrammarCompiler(Texts(), len(PIECES) + 5)
+    compiler.prepare((END,))
+    assert made == [(END,)]
+    assert "ab" in allowed(start(compiler, choice_grammar(["ab"])))
+    assert made == [(END,)]
+    compiler.prepare(())  # a model without ends takes no constraints
+    assert made == [(END,)]
+    compiler.close()
 
 
 def start(compiler, grammar):

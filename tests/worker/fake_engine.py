@@ -26,6 +26,7 @@ VOCABULARY = 97
 
 
 class Letters:
+    eos_token_ids = ()
     special_token_ids = frozenset()
     has_byte_fallback = True
     strips_leading_space = False

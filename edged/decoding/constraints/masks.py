@@ -34,7 +34,8 @@ _MOST_FORCED = 256
 class GrammarCompiler:
     """Compiles the grammars of one model's requests.
 
-    Its view of the vocabulary is made with the first grammar, and the last grammars are kept.
+    The last grammars are kept. Its view of the vocabulary takes a second to make, with the interpreter's lock held: it is
+    made by :meth:`prepare`, while the model loads.
 
     Args:
         texts: What the tokens stand for.
@@ -66,6 +67,16 @@ class GrammarCompiler:
             self._threads, self._threads.submit(self._compile, grammar.text, eos_token_ids), self._vocabulary
         )
 
+    def prepare(self, eos_token_ids: tuple[int, ...]) -> None:
+        """Make the view of the vocabulary for requests with these ends, so that no stream waits for it later.
+
+        Args:
+            eos_token_ids: The model's.
+        """
+        if eos_token_ids:
+            with self._lock:
+                self._tokenizer(eos_token_ids)
+
     def close(self) -> None:
         """Let the threads go."""
         if self._threads is not None:
@@ -80,11 +91,7 @@ class GrammarCompiler:
             if matcher is not None:
                 self._compiled.move_to_end(key)
                 return matcher.deep_copy()
-            tokenizer = self._tokenizers.get(eos_token_ids)
-            if tokenizer is None:
-                tokenizer = self._tokenizers[eos_token_ids] = _make_tokenizer(
-                    self._texts, self._vocabulary, eos_token_ids
-                )
+            tokenizer = self._tokenizer(eos_token_ids)
         limits = llguidance.LLParserLimits(**LIMITS)
         matcher = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
         with self._lock:
@@ -92,6 +99,14 @@ class GrammarCompiler:
             while len(self._compiled) > _REMEMBERED:
                 self._compiled.popitem(last=False)
             return matcher.deep_copy()
+
+    def _tokenizer(self, eos_token_ids: tuple[int, ...]) -> llguidance.LLTokenizer:
+        """The vocabulary as llguidance sees it; the lock is held."""
+        tokenizer = self._tokenizers.get(eos_token_ids)
+        if tokenizer is None:
+            tokenizer = _make_tokenizer(self._texts, self._vocabulary, eos_token_ids)
+            self._tokenizers[eos_token_ids] = tokenizer
+        return tokenizer
 
 
 class AnswerGrammar:
