@@ -43,13 +43,14 @@ class Family:
     head_dim_required: bool = False
     qk_norm: bool = False
     qkv_bias: bool = False
-    """Biases on q, k and v alone, without a key that says so."""
+    """Biases on q, k and v alone, whatever ``attention_bias`` says."""
     mup: bool = False
     """Has ``scale_emb``, ``scale_depth`` and ``dim_model_base``."""
 
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(rope_theta_default=10000.0),
+    "mimo": Family(qkv_bias=True),
     "minicpm": Family(tie_default=True, rope_theta_default=10000.0, mup=True),
     "qwen2": Family(qkv_bias=True),
     "qwen3": Family(qk_norm=True, head_dim_required=True),
@@ -207,7 +208,7 @@ class Architecture:
             tied=tied,
             qk_norm=family.qk_norm,
             qkv_bias=family.qkv_bias or attention_bias,
-            output_bias=attention_bias,
+            output_bias=attention_bias and not family.qkv_bias,
             mlp_bias=values.flag("mlp_bias", default=False),
             **(_mup(values, hidden, layers) if family.mup else {}),
         )

@@ -291,10 +291,11 @@ class DraftTrainer:
 
     def _loss(self, weights: Weights, data: _Data) -> torch.Tensor:
         """Of a batch: row i of each level stands for the hidden state at position i + 1."""
-        outs = [out.flatten(0, 1) for out in self._outs(weights, data, self._plan.levels)]  # [R, H]
-        wanted = data.hidden[:, 1:].flatten(0, 1)
-        places = torch.arange(data.counts.shape[1], device=data.counts.device)
-        counted = torch.stack([(data.counts * (places >= level)).flatten() for level in range(len(outs))])
+        rows = data.counts.flatten().nonzero()[:, 0]  # the LM head is most of the work, so it sees no others
+        outs = [out.flatten(0, 1)[rows] for out in self._outs(weights, data, self._plan.levels)]  # [R, H]
+        wanted = data.hidden[:, 1:].flatten(0, 1)[rows]
+        places = rows % data.counts.shape[1]
+        counted = torch.stack([(places >= level).float() for level in range(len(outs))])  # [levels, R]
         shares = _LEVEL_SHARE ** torch.arange(len(outs), device=wanted.device)
         losses = _TOKEN_LOSS * distribution_loss(self._head, wanted, counted, outs)
         if _FEATURE_LOSS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import numpy as np
@@ -11,7 +12,7 @@ from eagle_files import write_draft
 from layout_files import add_to_model, enter, forward, in_four_bits, tensors, write
 from requests_with_drafts import Job, answer_all
 from test_eagle import eagle_speculator, run_prompt
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from edged.config import ModelConfig, SpeculationConfig
 from edged.decoding.stops import Stops
@@ -79,7 +80,7 @@ KINDS = {
 }
 
 
-def check_tree(executor, kind, made, model, layers):
+def check_tree(executor, kind, made, model, layers, *, config=CONFIG):
     """A path of three levels against the layer on whole sequences."""
     r = np.random.default_rng(1)
     tokens = r.integers(0, 257, 31).tolist()  # the last one is the root
@@ -98,7 +99,7 @@ def check_tree(executor, kind, made, model, layers):
     path, node = [], -1
     for level in range(3):
         after = torch.tensor([*tokens[1:], *path])
-        outs, fed = forward(kind, made, CONFIG, embedding=embedding, tokens=after, hidden=hidden)
+        outs, fed = forward(kind, made, config, embedding=embedding, tokens=after, hidden=hidden)
         expected = (outs[-1] @ head.T).softmax(-1).topk(5)
         got = tree.likeliest(node, 5)
         assert got[0] == ids[expected.indices.numpy()].tolist(), level
@@ -137,6 +138,23 @@ def test_a_head_in_the_models_own_files(kind, target, tmp_path):
     add_to_model(tmp_path / "model", {**made, **shared[kind]})
     check_tree(load(tmp_path / "model", None, "mtp"), kind, made, model, ())
     load(tmp_path / "model", None, "off").close()  # a model is served without its head, too
+
+
+def test_a_model_of_the_family_mimo(tmp_path):
+    """Qwen2's layers, whose biases are those of q, k and v, and a head with the same in the model's own file."""
+    torch.manual_seed(4)
+    sizes = {key: value for key, value in SIZES.items() if key != "head_dim"}
+    config = Qwen2Config(
+        **{**sizes, "num_attention_heads": 2, "num_key_value_heads": 1}, initializer_range=0.15
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
+    model.save_pretrained(tmp_path / "model")
+    known = {**CONFIG, "num_attention_heads": 2, "num_key_value_heads": 1}
+    made = tensors("mimo", known, biases=True)
+    add_to_model(tmp_path / "model", made)
+    said = {**known, "model_type": "mimo", "attention_bias": True, "num_nextn_predict_layers": 1}
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**said, "tie_word_embeddings": False}))
+    check_tree(load(tmp_path / "model", None, "mtp"), "mimo", made, model, (), config=known)
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "deepseek"])
