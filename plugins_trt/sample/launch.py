@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from plugins_trt.sample.contract import Sample
 
 _THREADS = 256
-_SHARED = 33 * 1024
+_SHARED = 25 * 1024
 _RESIDENT = 2
 """Thread blocks that a multiprocessor of every target holds at once."""
 _MOST_BLOCKS = 32

@@ -6,7 +6,7 @@
 struct View {
     const float* logits;
     int first, end;  // the slice
-    float largest, temperature;
+    float largest, temperature, inverse;
     bool filters;      // whether what follows leaves tokens out
     bool by_deviation; // the order is that of the deviations, not of the ranks
     float mean;        // of the distances
@@ -14,7 +14,12 @@ struct View {
     double least;      // smallest weight
     u64 last;          // order of the last rank
 
-    __device__ __forceinline__ float distance(float logit) const { return (largest - logit) / temperature; }
+    // (largest - logit) / temperature, correctly rounded (Markstein): the inverse is.
+    __device__ __forceinline__ float distance(float logit) const {
+        float difference = largest - logit;
+        float quotient = difference * inverse;
+        return fmaf(fmaf(-quotient, temperature, difference), inverse, quotient);
+    }
     __device__ __forceinline__ float deviation(float distance) const { return fabsf(distance - mean); }
     __device__ __forceinline__ u64 weight(float distance) const {
         float weight = expf(-distance) * kUnit;
@@ -24,9 +29,10 @@ struct View {
         return !filters || ((double)expf(-distance) >= least && order_of(logit, id) <= last &&
                             deviation(distance) <= widest);
     }
+    // Of the first level: fine ones, all further tokens that have a weight, or none (-1, for NaN too).
     __device__ __forceinline__ int bin(float distance) const {
         float place = (by_deviation ? deviation(distance) : distance) * kBinsPerUnit;
-        return place < (float)(kBins - 1) ? (int)place : kBins - 1;  // (NaN goes to the last)
+        return place < (float)kTail ? (int)place : distance < kWeightless ? kTail : -1;
     }
     __device__ __forceinline__ u64 order(float logit, int id, float distance) const {
         return by_deviation ? (u64)__float_as_uint(deviation(distance)) << 32 | (u32)id : order_of(logit, id);
@@ -34,7 +40,7 @@ struct View {
     // Calls `use(id, logit, exists)` in whole warps for every token from `from` to `to`.
     template <typename Use>
     __device__ __forceinline__ void each(int from, int to, Use use) const {
-        constexpr int kAtOnce = 4;
+        constexpr int kAtOnce = 8;
         for (int base = from; base < to; base += kAtOnce * kThreads) {
             float found[kAtOnce];
 #pragma unroll
@@ -56,17 +62,19 @@ __device__ __forceinline__ void count(Shared& s, int bin, u64 weight, u32 tokens
     atomicAdd(&s.bins.counts[bin], tokens);
     if (weight == 0) return;
     atomicAdd(&s.bins.low[bin], (u32)weight & kLow);
-    atomicAdd(&s.bins.middle[bin], (u32)(weight >> kLimb) & kLow);
-    atomicAdd(&s.bins.high[bin], (u32)(weight >> (2 * kLimb)));
+    u32 high = (u32)(weight >> kLimb);
+    if (high != 0) atomicAdd(&s.bins.high[bin], high);
 }
 
 // Counts one token a lane (-1: none). Where logits are nearly equal whole warps fall into one bin: those add up first.
 __device__ __forceinline__ void tally(Shared& s, int bin, u64 weight) {
-    int together;
-    __match_all_sync(kFull, bin, &together);
+    u32 some = __ballot_sync(kFull, bin >= 0);
+    if (some == 0) return;
+    int together = 0;
+    if (some == kFull) __match_all_sync(kFull, bin, &together);
     if (!together) {
         if (bin >= 0) count(s, bin, weight, 1);
-    } else if (bin >= 0) {
+    } else {
         weight = warp_sum_wide(weight);
         if (threadIdx.x % 32 == 0) count(s, bin, weight, 32);
     }
@@ -156,7 +164,7 @@ struct Row {
     }
 
     __device__ __forceinline__ View view(float temperature) const {
-        return {logits, first, end, 0.0f, temperature, false, false, 0.0f, kInfinity, 0.0, ~0ull};
+        return {logits, first, end, 0.0f, temperature, __fdiv_rn(1.0f, temperature), false, false, 0.0f, kInfinity, 0.0, ~0ull};
     }
 
     // Waits for the row's other thread blocks; what they wrote before is seen after it.
@@ -220,10 +228,12 @@ struct Row {
 
     // The order of the row's largest logit; all ones where there is none.
     __device__ __forceinline__ u64 best(Shared& s, const View& view) {
-        u64 low = ~0ull, high = 0;
-        view.each(first, end, [&](int id, float logit, bool exists) {
-            if (exists && logit == logit) low = smaller(low, order_of(logit, id));
+        float largest = -kInfinity;
+        int place = -1;
+        view.each(first, end, [&](int id, float logit, bool) {
+            if (logit > largest) largest = logit, place = id;  // the first of equal ones
         });
+        u64 low = place < 0 ? ~0ull : order_of(largest, place), high = 0;
         block_bounds(s, low, high);
         show(low, 0);
         for (int b = 0; b < (int)gridDim.x; ++b) low = smaller(low, shown(0, b));

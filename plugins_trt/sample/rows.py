@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MOST_LOGPROBS = 64
 """Likeliest tokens that can be recorded."""
-UNIT = 2.0**40
+UNIT = 2.0**36
 """Weights are whole multiples of one over it."""
 
 ROW = np.dtype(

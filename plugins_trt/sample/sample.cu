@@ -2,10 +2,11 @@
 // row, each of which owns a part of the vocabulary; they meet at counters in the row's workspace, so all thread blocks of
 // a launch with more than one a row must be resident together (launch.py sees to it).
 //
-// Weights exp((l - max) / t) are whole multiples of 2^-40 here, so their sums are exact in any order. Tokens are counted
-// into bins by their distance from the largest logit, which falls as their rank rises; what is looked for (the last of
+// Weights exp((l - max) / t) are whole multiples of 2^-36 here, so their sums are exact in any order. Tokens are counted
+// into bins by their distance from the largest logit, which grows with their rank; what is looked for (the last of
 // top_k, the last of top_p, the token itself) lies in one bin, whose few tokens are then compared with each other. A bin
-// with many is divided into bins again, between its first and its last token.
+// with many is divided into bins again, between its first and its last token. Most tokens of most distributions are far
+// from the largest: they make one bin together.
 #include "sample/row.cuh"
 
 // Fills a histogram with the slice's tokens, whose bins `bin_of` gives (-1: none). All zeros before, and all blocks' after
@@ -15,7 +16,7 @@ __device__ __forceinline__ void fill(Shared& s, Histogram* h, const View& view, 
     for (int start = view.first; start < view.end; start += kMostCounted) {
         int end = min_int(view.end, start + kMostCounted);
         __syncthreads();
-        for (int b = threadIdx.x; b < kBins; b += kThreads) s.bins.counts[b] = s.bins.low[b] = s.bins.middle[b] = s.bins.high[b] = 0;
+        for (int b = threadIdx.x; b < kBins; b += kThreads) s.bins.counts[b] = s.bins.low[b] = s.bins.high[b] = 0;
         __syncthreads();
         view.each(start, end, [&](int id, float logit, bool exists) {
             u64 weight = 0;
@@ -26,19 +27,27 @@ __device__ __forceinline__ void fill(Shared& s, Histogram* h, const View& view, 
         for (int b = threadIdx.x; b < kBins; b += kThreads) {
             if (s.bins.counts[b] == 0) continue;
             atomicAdd(&h->counts[b], s.bins.counts[b]);
-            atomicAdd(&h->masses[b], (u64)s.bins.low[b] + ((u64)s.bins.middle[b] << kLimb) + ((u64)s.bins.high[b] << (2 * kLimb)));
+            atomicAdd(&h->masses[b], (u64)s.bins.low[b] + ((u64)s.bins.high[b] << kLimb));
         }
     }
 }
 
 __device__ __noinline__ void fill_first(Shared& s, Histogram* h, const View& view) {
+    u64 mass = 0, tokens = 0;  // of the tail
     fill(s, h, view, [&](int id, float logit, u64& weight) {
         float distance = view.distance(logit);
-        if (!view.takes(logit, id, distance)) return -1;
-        weight = view.weight(distance);
         int bin = view.bin(distance);
-        return bin < kBins - 1 ? bin : -1;  // only tokens without weight are that far
+        if (bin < 0 || !view.takes(logit, id, distance)) return -1;
+        weight = view.weight(distance);
+        if (bin < kTail) return bin;
+        mass += weight, ++tokens;
+        return -1;
     });
+    block_sum(s, mass, tokens);
+    if (threadIdx.x == 0 && tokens > 0) {
+        atomicAdd(&h->counts[kTail], (u32)tokens);
+        atomicAdd(&h->masses[kTail], mass);
+    }
 }
 
 // The bin in which the running sum of weights (or of tokens) first exceeds `target`.

@@ -33,7 +33,7 @@ constexpr int kMostRecorded = 64;
 struct Logprobs {
     float chosen;   // raw logit of the chosen token
     float largest;  // raw logit
-    u64 total;      // of exp(l - largest), in units of 2^-40
+    u64 total;      // of exp(l - largest), in units of 2^-36
     i32 ids[kMostRecorded];  // in rank order
     float values[kMostRecorded];
 };
@@ -44,10 +44,12 @@ constexpr int kBinBits = 11;
 constexpr int kBins = 1 << kBinBits;
 constexpr int kOwnBins = kBins / kThreads;
 constexpr u32 kListed = 512;
-constexpr int kLimb = 14;
-constexpr int kMostCounted = 1 << (32 - kLimb);  // so that sums of limbs fit 32 bits
-constexpr float kBinsPerUnit = 64.0f;
-constexpr float kUnit = 1099511627776.0f;  // 2^40
+constexpr int kLimb = 18;
+constexpr int kMostCounted = (1 << (32 - kLimb)) - 256;  // so that sums of limbs fit 32 bits
+constexpr int kTail = kBins - 1;
+constexpr float kBinsPerUnit = 255.0f;  // the tail begins at e^-8
+constexpr float kUnit = 68719476736.0f;  // 2^36
+constexpr float kWeightless = 24.96f;    // distance from which on weights are below one unit
 constexpr float kSmallest = 1.17549435e-38f;
 
 struct Histogram {
@@ -102,7 +104,7 @@ struct Interval {
 
 struct Bins {
     u32 counts[kBins];
-    u32 low[kBins], middle[kBins], high[kBins];  // limbs of the weights
+    u32 low[kBins], high[kBins];  // limbs of the weights
 };
 struct List {
     u64 orders[kListed];
@@ -119,7 +121,7 @@ struct Shared {
     Interval place;
     RowOptions options;
 };
-static_assert(sizeof(Shared) <= 33 * 1024, "launch.py asks for so much");
+static_assert(sizeof(Shared) <= 25 * 1024, "launch.py asks for so much");
 
 __device__ __forceinline__ u64 warp_sum_wide(u64 x) {
 #pragma unroll

@@ -39,7 +39,7 @@ def random_terms(vocabulary, rng: random.Random) -> Terms:
     bias_ids, answered = maybe(some(20), none), maybe(some(50), none)
     mask = None
     if rng.random() < 0.4:
-        bits = np.array([rng.random() < 0.3 for _ in range(vocabulary)])
+        bits = np.random.default_rng(rng.randrange(2**32)).random(vocabulary) < 0.3
         bits[rng.randrange(vocabulary)] = True
         mask = np.packbits(bits, bitorder="little").tobytes()
     return Terms(

@@ -82,14 +82,14 @@ def test_it_draws_what_the_reference_draws(kind, vocabulary):
         sampler(args, rig.stream)
         rig.stream.synchronize()
         expected = draw(
-            logits.cpu(),
-            temperatures=tensors["temperatures"].cpu(),
-            top_ks=tensors["top_ks"].long().cpu(),
-            top_ps=tensors["top_ps"].cpu(),
-            numbers=tensors["numbers"].cpu(),
+            logits,
+            temperatures=tensors["temperatures"],
+            top_ks=tensors["top_ks"].long(),
+            top_ps=tensors["top_ps"],
+            numbers=tensors["numbers"],
         )
         # A number within rounding of a border may fall on either side of it: of so many tokens hardly ever.
-        assert (tensors["ids"].cpu() != expected).sum() <= (1 if vocabulary > 5000 else 0)
+        assert (tensors["ids"] != expected).sum() <= (1 if vocabulary > 5000 else 0)
         first = tensors["ids"].clone()
         sampler(args, rig.stream)
         rig.stream.synchronize()
@@ -97,8 +97,7 @@ def test_it_draws_what_the_reference_draws(kind, vocabulary):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [1, 2, 7, 64])
-@pytest.mark.parametrize("vocabulary", [61, 4096, 73448])
+@pytest.mark.parametrize(("vocabulary", "rows"), [(61, 7), (61, 64), (4096, 2), (4096, 64), (73448, 1), (73448, 16)])
 def test_rows_with_terms_are_drawn_as_the_reference_draws_them(vocabulary, rows):
     rig, rng = gpu(), random.Random(f"{vocabulary} {rows}")
     sampler = sampler_of(rig)

@@ -90,6 +90,14 @@ inline T __shfl_up_sync(u32, T x, int lanes) {
     int lane = threadIdx.x % 32;
     return exchange((u64)x, [&](const u64* shown) { return lane < lanes ? x : (T)shown[lane - lanes]; });
 }
+inline u32 __ballot_sync(u32, bool x) {
+    return exchange((u64)x, [](const u64* shown) {
+        u32 found = 0;
+        for (int lane = 0; lane < 32; ++lane) found |= (u32)shown[lane] << lane;
+        return found;
+    });
+}
+inline float fmaf(float a, float b, float c) { return std::fma(a, b, c); }
 inline void __match_all_sync(u32, int x, int* same) {
     *same = exchange((u64)(u32)x, [&](const u64* shown) {
         for (int lane = 1; lane < 32; ++lane)
