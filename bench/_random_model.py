@@ -118,7 +118,8 @@ class RandomModel(CudaExecutor):
                 if len(shape) == 1:
                     weight.fill_(1.0)
                 else:
-                    weight.normal_(0.0, shape[1] ** -0.5)
+                    weight.random_(-(1 << 31), (1 << 31) - 1)
+                    self.buffers[f"draft.{part}{GROUPS}"].fill_(_group_word(shape[1], ternary=False))
             self.buffers["normed"].normal_()
             self.device.synchronize()
 
