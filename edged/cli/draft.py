@@ -91,7 +91,8 @@ def command(
         return _rank(model, destination, text, size)
     # These import torch, which takes seconds; nothing above needs it.
     from edged.quantize.calibration import read_documents  # noqa: PLC0415
-    from edged.speculation.training import DraftTrainer, TrainingPlan, acceptance_length  # noqa: PLC0415
+    from edged.speculation.training import DraftTrainer, acceptance_length  # noqa: PLC0415
+    from edged.speculation.training_plan import TrainingPlan  # noqa: PLC0415
 
     try:
         plan = TrainingPlan(

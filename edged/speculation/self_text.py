@@ -31,7 +31,13 @@ def sequences_together(device: str, bytes_each: int) -> int:
 
 
 def continue_prompts(
-    model: BatchModel, prompts: Prompts, rows: slice, *, temperatures: npt.NDArray[np.float32], seed: int
+    model: BatchModel,
+    prompts: Prompts,
+    rows: slice,
+    *,
+    temperatures: npt.NDArray[np.float32],
+    seed: int,
+    length: int | None = None,
 ) -> Tokens:
     """Sequences that begin with prompts and go on as the model does.
 
@@ -41,10 +47,12 @@ def continue_prompts(
         rows: Which of them.
         temperatures: Of each of them; 0 takes the likeliest token.
         seed: Of what is drawn.
+        length: Tokens of each; None: as many as the model has room for.
 
     Returns:
-        int32 ``[rows, L]``.
+        int32 ``[rows, length]``.
     """
+    length = length or model.length
     ids, lengths = prompts.ids[rows], prompts.lengths[rows]
     count, room = len(lengths), model.sequences
     device = model.device
@@ -59,12 +67,12 @@ def continue_prompts(
     generator = torch.Generator(device).manual_seed(seed)
     first = int(lengths.min())
     logits = model.logits(model.read(tokens[:, :first])[:, -1])
-    for position in range(first, model.length):
+    for position in range(first, length):
         drawn = _draw(logits, heat, generator)
         tokens[:, position] = torch.where(ends > position, tokens[:, position], drawn)
-        if position + 1 < model.length:
+        if position + 1 < length:
             logits = model.decode(tokens[:, position], position)
-    result: Tokens = tokens[:count].cpu().numpy().astype(np.int32)
+    result: Tokens = tokens[:count, :length].cpu().numpy().astype(np.int32)
     return result
 
 

@@ -21,7 +21,6 @@ import torch
 
 from edged.checkpoint.chat_template import ChatTemplate
 from edged.checkpoint.tokenizer import Tokenizer
-from edged.errors import InvalidArgumentError
 from edged.executor.torch_batch import BatchModel
 from edged.models.architecture import Architecture
 from edged.speculation.draft_files import write_draft
@@ -29,7 +28,8 @@ from edged.speculation.draft_loss import distribution_loss, feature_loss
 from edged.speculation.eagle_layer import EagleLevels, first_weights
 from edged.speculation.self_text import continue_prompts, hidden_states, sequences_together
 from edged.speculation.token_rank import most_frequent
-from edged.speculation.training_prompts import make_prompts
+from edged.speculation.training_plan import HELD_OUT, TrainingPlan
+from edged.speculation.training_prompts import Prompts, asked, chat_frame, make_prompts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,65 +45,11 @@ _FEATURE_LOSS = 1.0
 _TOKEN_LOSS = 0.1
 _LEVEL_SHARE = 0.9
 """What each further level's loss weighs of the one above it."""
-_HELD_OUT = 16
-"""One sequence of so many is not trained on."""
 _MOST_HELD_OUT = 256
 _SAVE_EVERY = 50
+_LEAST_ASKED = 8
+"""Tokens that must be left for what the model asks itself."""
 EVALUATED_DEPTH = 4
-
-
-@dataclass(frozen=True)
-class TrainingPlan:
-    """What decides the draft that comes out; a run goes on only where all of it is the same.
-
-    Attributes:
-        sequences: Prompts that the model goes on from.
-        prompt_tokens: Most tokens of a prompt.
-        answer_tokens: Tokens behind the longest prompt; all sequences have one length.
-        passes: Over all sequences.
-        rate: Largest learning rate.
-        batch: Sequences of a training step.
-        levels: Levels of a tree that are trained together.
-        chat_share: Part of the prompts that are chats, where the model has a chat template.
-        greedy_share: Part of the answers that take the likeliest tokens; the others are drawn at ``temperature``.
-        temperature: Of those.
-        seed: Of everything random.
-    """
-
-    sequences: int = 512
-    prompt_tokens: int = 64
-    answer_tokens: int = 128
-    passes: int = 8
-    rate: float = 1e-3
-    batch: int = 8
-    levels: int = 3
-    chat_share: float = 0.5
-    greedy_share: float = 0.5
-    temperature: float = 0.7
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuses what trains nothing."""
-        for name, least in (
-            ("sequences", _HELD_OUT),
-            ("prompt_tokens", 4),
-            ("answer_tokens", 8),
-            ("passes", 1),
-            ("batch", 1),
-            ("levels", 1),
-        ):
-            if getattr(self, name) < least:
-                raise InvalidArgumentError(f"{name} is {getattr(self, name)}: at least {least}", field=name)
-        if not 0 < self.rate <= 1:
-            raise InvalidArgumentError(f"rate is {self.rate}: above 0 and at most 1", field="rate")
-        for name in ("chat_share", "greedy_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InvalidArgumentError(f"{name} is {getattr(self, name)}: from 0 to 1", field=name)
-
-    @property
-    def length(self) -> int:
-        """Tokens of a sequence."""
-        return self.prompt_tokens + self.answer_tokens
 
 
 class DraftTrainer:
@@ -140,11 +86,11 @@ class DraftTrainer:
         self._say = say
         self._folder, self._destination, self._plan, self._progress = model, destination, plan, progress
         self._tokenizer = Tokenizer.load(model)
-        template = ChatTemplate.load(model)
+        self._template = ChatTemplate.load(model) or None
         self._prompts = make_prompts(
             documents,
             self._tokenizer,
-            template or None,
+            self._template,
             count=plan.sequences,
             most_tokens=plan.prompt_tokens,
             chat_share=plan.chat_share,
@@ -173,6 +119,7 @@ class DraftTrainer:
         )
         self._work.mkdir(parents=True, exist_ok=True)
         self._forget_other_runs()
+        self._ask_itself()
         tokens = self._sequences()
         hidden = hidden_states(self._model, tokens, self._progress)
         data = _Data(torch.from_numpy(tokens.astype(np.int64)), hidden, self._counting_rows(tokens))
@@ -203,6 +150,38 @@ class DraftTrainer:
             for file in self._work.iterdir():
                 file.unlink()
         said.write_text(json.dumps(digest))
+
+    def _ask_itself(self) -> None:
+        """Put chats in which the model plays the user in the place of some prompts."""
+        plan, file = self._plan, self._work / "prompts.npz"
+        if file.exists():
+            with np.load(file) as saved:
+                self._prompts = Prompts(saved["ids"], saved["lengths"])
+            return
+        frame = None if self._template is None else chat_frame(self._tokenizer, self._template)
+        count = round(plan.sequences * plan.chat_share * plan.asked_share)
+        if not count or frame is None or len(frame[0]) + len(frame[1]) + _LEAST_ASKED > plan.prompt_tokens:
+            return
+        endings = {*self._tokenizer.eos_token_ids, *frame[1][:1]}
+        openings = Prompts.of([frame[0]] * count)
+        found: list[list[int]] = []
+        for first in range(0, count, self._model.sequences):
+            self._progress("asking itself", first, count)
+            drawn = continue_prompts(
+                self._model,
+                openings,
+                slice(first, min(first + self._model.sequences, count)),
+                temperatures=np.ones(count, np.float32),
+                seed=plan.seed * 1_000_003 + plan.sequences + first,
+                length=plan.prompt_tokens - len(frame[1]),
+            )
+            chats = [asked(row, frame, endings) for row in drawn[:, len(frame[0]) :].tolist()]
+            found += [chat for chat in chats if chat is not None]
+        r = np.random.default_rng([plan.seed, 2])
+        kept = r.permutation(len(self._prompts))[len(found) :]
+        prompts = self._prompts.lists()
+        self._prompts = Prompts.of([*found, *(prompts[index] for index in kept)])
+        _replace(file, partial(_save_prompts, prompts=self._prompts))
 
     def _sequences(self) -> Tokens:
         """Prompts and the model's continuations, int32 [S, L]."""
@@ -241,7 +220,7 @@ class DraftTrainer:
         optimizer = torch.optim.AdamW(
             weights.values(), lr=plan.rate, betas=(0.9, 0.95), weight_decay=0.0, fused=device.type == "cuda"
         )
-        kept = torch.tensor([index for index in range(len(data.tokens)) if index % _HELD_OUT])
+        kept = torch.tensor([index for index in range(len(data.tokens)) if index % HELD_OUT])
         batches = -(-len(kept) // plan.batch)
         total, done = plan.passes * batches, 0
         state = self._work / "state.pt"
@@ -310,7 +289,7 @@ class DraftTrainer:
 
         Only sequences that are held out count.
         """
-        held = torch.arange(0, len(data.tokens), _HELD_OUT)
+        held = torch.arange(0, len(data.tokens), HELD_OUT)
         held = held[:: -(-len(held) // _MOST_HELD_OUT)]
         fits = torch.zeros(EVALUATED_DEPTH, dtype=torch.int64)
         tried = torch.zeros(EVALUATED_DEPTH, dtype=torch.int64)
@@ -370,6 +349,11 @@ def _replace(file: Path, write: Callable[[Path], object]) -> None:
     part = file.with_name(file.name + ".part")
     write(part)
     part.replace(file)
+
+
+def _save_prompts(file: Path, *, prompts: Prompts) -> None:
+    with file.open("wb") as opened:
+        np.savez(opened, ids=prompts.ids, lengths=prompts.lengths)
 
 
 def _save_array(file: Path, *, array: Tokens) -> None:

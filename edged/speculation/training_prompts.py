@@ -11,6 +11,8 @@ import numpy as np
 from edged.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     import numpy.typing as npt
 
     from edged.checkpoint.chat_template import ChatTemplate
@@ -35,6 +37,7 @@ _REQUESTS = (
     "Why is {words} important?",
 )
 """What users ask of a text, or about something that it names."""
+_MARK = "edged-9f2c1b"
 _MARKS = ".,;:!?()[]{}<>\"'`*_=-#|"
 _WORD = re.compile(r"\S+\s*")
 _SPACE = re.compile(r"\s+")
@@ -51,6 +54,20 @@ class Prompts:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @classmethod
+    def of(cls, found: list[list[int]]) -> Prompts:
+        """Some prompts, in rising order of their length."""
+        found = sorted(found, key=len)
+        lengths = np.array([len(each) for each in found], np.int32)
+        ids = np.zeros((len(found), int(lengths.max())), np.int32)
+        for row, each in zip(ids, found, strict=True):
+            row[: len(each)] = each
+        return cls(ids, lengths)
+
+    def lists(self) -> list[list[int]]:
+        """Each by itself."""
+        return [row[:length].tolist() for row, length in zip(self.ids, self.lengths, strict=True)]
 
 
 def make_prompts(
@@ -97,12 +114,29 @@ def make_prompts(
         request = _REQUESTS[int(r.integers(len(_REQUESTS)))]
         chat = (template, request) if template and number < round(chat_share * count) else None
         found.append(_fitting(words, tokenizer, chat, wanted=wanted, most=most_tokens))
-    found.sort(key=len)
-    lengths = np.array([len(each) for each in found], np.int32)
-    ids = np.zeros((count, int(lengths.max())), np.int32)
-    for row, each in zip(ids, found, strict=True):
-        row[: len(each)] = each
-    return Prompts(ids, lengths)
+    return Prompts.of(found)
+
+
+def chat_frame(tokenizer: Tokenizer, template: ChatTemplate) -> tuple[list[int], list[int]] | None:
+    """The tokens before and behind what a user says in a chat; None where nothing stands before it, or it is changed."""
+    rendered = template.render([{"role": "user", "content": _MARK}], add_generation_prompt=True)
+    before, found, after = rendered.partition(_MARK)
+    if not found or not before or _MARK in after:
+        return None
+    return tokenizer.encode_chat(before), tokenizer.encode(after, add_special_tokens=False)
+
+
+def asked(drawn: list[int], frame: tuple[list[int], list[int]], endings: Container[int]) -> list[int] | None:
+    """A chat whose user says what was drawn, up to where the turn ends; None where nothing was said.
+
+    Args:
+        drawn: Tokens behind the frame's first part.
+        frame: Of :func:`chat_frame`.
+        endings: Tokens that end a turn.
+    """
+    before, after = frame
+    end = next((place for place, token in enumerate(drawn) if token in endings), len(drawn))
+    return [*before, *drawn[:end], *after] if end > 1 else None
 
 
 def _fitting(

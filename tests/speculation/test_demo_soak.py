@@ -24,7 +24,8 @@ from edged.speculation import expansion
 from edged.speculation.acceptance import Acceptance
 from edged.speculation.eagle_draft import EagleDraft
 from edged.speculation.prompt_lookup import PRIOR_RATES, PromptLookup
-from edged.speculation.training import DraftTrainer, TrainingPlan
+from edged.speculation.training import DraftTrainer
+from edged.speculation.training_plan import TrainingPlan
 
 PROMPTS, SHARDS, TOKENS = 200, 8, 128
 ATTENTION = {

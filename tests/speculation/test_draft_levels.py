@@ -15,7 +15,7 @@ from edged.errors import InvalidArgumentError
 from edged.models.architecture import Architecture
 from edged.speculation.draft_loss import distribution_loss, feature_loss
 from edged.speculation.eagle_layer import EagleLevels, first_weights
-from edged.speculation.training_prompts import make_prompts
+from edged.speculation.training_prompts import asked, chat_frame, make_prompts
 
 
 @pytest.mark.parametrize("minicpm", [False, True], ids=["llama", "minicpm"])
@@ -109,6 +109,19 @@ def test_a_template_longer_than_a_prompt_keeps_its_end(tokenizer):
     template = ChatTemplate({"default": "x" * 200 + "{{ messages[0].content }}<answer>"})
     made = prompts(tokenizer, template, chat_share=1.0)
     assert all(tokenizer.decode(row.tolist()).endswith("<answer>") for row in made.ids)
+
+
+def test_what_a_model_asks_itself_ends_with_the_turn(tokenizer):
+    template = ChatTemplate({"default": "<u>{{ messages[0].content }}</u><a>"})
+    frame = chat_frame(tokenizer, template)
+    assert [tokenizer.decode(each) for each in frame] == ["<u>", "</u><a>"]
+    said = tokenizer.encode("why? and so on")
+    place = said.index(tokenizer.encode("?")[0]) + 1
+    assert tokenizer.decode(asked([*said[:place], 0, *said[place:]], frame, {0})) == "<u>why?</u><a>"
+    assert tokenizer.decode(asked(said, frame, {0})) == "<u>why? and so on</u><a>"
+    assert asked([said[0], 0], frame, {0}) is None
+    for hidden in ("{{ messages[0].content }}", "<u>{{ messages[0].content | upper }}"):
+        assert chat_frame(tokenizer, ChatTemplate({"default": hidden})) is None
 
 
 def test_too_little_text_is_refused_with_both_numbers(tokenizer):

@@ -25,7 +25,8 @@ from edged.speculation.eagle_draft import EagleDraft
 from edged.speculation.eagle_layer import first_weights
 from edged.speculation.expansion import PRIOR_RATES
 from edged.speculation.self_text import hidden_states
-from edged.speculation.training import DraftTrainer, TrainingPlan, _Data, acceptance_length
+from edged.speculation.training import DraftTrainer, _Data, acceptance_length
+from edged.speculation.training_plan import TrainingPlan
 
 PLAN = TrainingPlan(sequences=64, prompt_tokens=16, answer_tokens=32, passes=4, rate=3e-3, temperature=0.0)
 
@@ -91,6 +92,24 @@ def test_a_trained_draft_is_right_more_often_and_runs(tmp_path, changes):
     assert [one.tokens for one in answer_all(executor, jobs, speculator)] == [one.tokens for one in expected]
     steps = sum(one.steps for one in answer_all(executor, jobs, speculator))
     assert steps < 0.9 * sum(one.steps for one in expected)
+
+
+def test_chats_in_which_the_model_asks_itself(tmp_path):
+    model = write_model(tmp_path / "model")
+    template = json.dumps({"eos_token": "<|end|>", "chat_template": "<u>{{ messages[0].content }}</u><a>"})
+    (model / "tokenizer_config.json").write_text(template)
+    plan = replace(PLAN, passes=1, sequences=16, prompt_tokens=90, answer_tokens=8, chat_share=1.0)
+    begun = []
+    trainer, _ = train(model, tmp_path / "draft", plan, lambda doing, *_: begun.append(doing))
+    assert "asking itself" in begun
+    tokenizer = Tokenizer.load(model)
+    texts = [tokenizer.decode(each) for each in trainer._prompts.lists()]
+    assert all(text.startswith("<u>") and text.endswith("</u><a>") for text in texts)
+    own = [text for text in texts if not any(word in text for word in words().split() if len(word) > 2)]
+    assert 4 <= len(own) <= 12  # a random model's text beside requests about the words
+    again, _ = train(model, tmp_path / "draft", plan, lambda doing, *_: begun.append(doing))
+    assert begun.count("asking itself") == 1  # of the first run
+    assert (again._prompts.ids == trainer._prompts.ids).all()
 
 
 class StoppedError(Exception):
