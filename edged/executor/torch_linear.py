@@ -1,10 +1,11 @@
 """Linear layers on the CPU: the fastest product that torch has for each dtype and number of rows.
 
-fp32 and fp64: one row is a batch of matrix-vector products where a batch is faster than one product (it is two to three
-times as fast on some CPUs and as slow on others, so that it is measured), few rows are ``weight @ x.T``, many
-``x @ weight.T``. bfloat16 and float16: few rows multiply as they are (torch has a fast matrix-vector product for them);
-for more, tiles of the weight are widened to fp32, because CPUs without matrix units for these types multiply them many
-times slower; those with such units (AMX) multiply them as they are, but for the LM head, whose rounding would show.
+fp32 and fp64: up to 16 rows are a batch of smaller products where a batch is faster than one product (it is two to three
+times as fast on some CPUs and as slow on others, so that it is measured when the model is loaded, for each shape of the
+weights and each class of rows); else few rows are ``weight @ x.T``, and many ``x @ weight.T``. bfloat16 and float16: few
+rows multiply as they are (torch has a fast matrix-vector product for them); for more, tiles of the weight are widened to
+fp32, because CPUs without matrix units for these types multiply them many times slower; those with such units (AMX)
+multiply them as they are, but for the LM head, whose rounding would show.
 4-bit and ternary weights have products of their own (:mod:`edged.executor.torch_packed`,
 :mod:`edged.executor.torch_ternary`), whatever the plan's dtype is.
 """
@@ -19,11 +20,11 @@ import torch
 
 from edged.executor.torch_packed import PackedProduct, PackedWeight
 from edged.executor.torch_ternary import TernaryProduct, TernaryWeight
-from edged.executor.torch_views import product_batches
+from edged.executor.torch_views import ROW_CLASSES, product_batches
 from edged.memory.buffers import SHARPENED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from edged.executor.torch_views import LinearViews
     from edged.models.operators import Linear
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
 
 MEASURED_ELEMENTS = 1 << 18
 """Fewest elements of a weight whose products are worth timing."""
+
+_TURNS = 5
+_TURNS_OF_LARGE = 2
+_LARGE_ELEMENTS = 1 << 23
+_MEASURED_ROWS = (1, 4, 8)
+"""How many rows stand for each of ``ROW_CLASSES``."""
 
 
 class CpuLinear:
@@ -52,9 +59,8 @@ class CpuLinear:
         self._tile = buffers.get("weight_tile")
         self._packed = packed or {}
         wide = [layer for layer in linears if self._tile is None and layer.name not in self._packed]
-        self._batched = {layer.name: _batched(layer.weight) for layer in wide}
-        if not _batches_pay(list(self._batched.values())):
-            self._batched = {layer.name: layer.weight.unsqueeze(0) for layer in wide}
+        # For each class of rows the weights that are cut, by the linear's name.
+        self._cut = _cut_where_it_pays(wide)
         self._has_matrix_units = self._tile is not None and has_matrix_units()
         if self._packed:
             scratch = (buffers["packed_in"], buffers["packed_tile"], buffers["packed_octets"])
@@ -84,12 +90,10 @@ class CpuLinear:
                 unit_product(views, layer.weight, self._tile)
             else:
                 self._widened_product(views, layer.weight, self._tile)
-        elif views.x_batched is not None and views.out_batched is not None:
-            weight = self._batched[layer.name]
-            if weight.shape[0] == 1:
-                torch.mv(layer.weight, views.x[0], out=out[0])
-            else:
-                torch.bmm(weight, views.x_batched, out=views.out_batched)
+        elif views.x_batched is not None and (cut := self._cut[views.row_class].get(layer.name)) is not None:
+            torch.bmm(cut, views.x_batched, out=views.out_batched)
+        elif views.x.shape[0] == 1:
+            torch.mv(layer.weight, views.x[0], out=out[0])
         elif views.is_feature_major:
             torch.mm(layer.weight, views.x_transposed, out=views.out_transposed)
         else:
@@ -139,18 +143,28 @@ def _narrow_product(x: torch.Tensor, out: torch.Tensor, views: LinearViews, weig
 
 
 def unit_product(views: LinearViews, weight: torch.Tensor, tile: torch.Tensor) -> None:
-    """Some rows after others as bfloat16, with the tile as scratch for them and their results."""
+    """Some rows after others as bfloat16, with the tile as scratch for them and their results.
+
+    Both lie in the scratch as they do in the views: an element that changes its type and its place at once takes several
+    times as long as one that changes its type.
+    """
     outputs, inputs = weight.shape
     scratch = tile.view(weight.dtype)
     most = max(1, scratch.numel() // (inputs + outputs))
     for start in range(0, views.x.shape[0], most):
         part, result = views.x[start : start + most], views.out[start : start + most]
         count = part.shape[0]
-        x = scratch[: count * inputs].view(count, inputs)  # [count, in]
-        out = scratch[count * inputs : count * (inputs + outputs)].view(outputs, count)  # [out, count]
+        x, out = scratch[: count * inputs], scratch[count * inputs : count * (inputs + outputs)]
+        x = x.view(count, inputs) if part.stride(1) == 1 else x.view(inputs, count).t()  # [count, in]
         x.copy_(part)
-        torch.mm(weight, x.t(), out=out)
-        result.copy_(out.t())
+        if result.stride(1) == 1:
+            rows = out.view(count, outputs)
+            torch.mm(x, weight.t(), out=rows)
+            result.copy_(rows)
+        else:
+            columns = out.view(outputs, count)
+            torch.mm(weight, x.t(), out=columns)
+            result.t().copy_(columns)
 
 
 def has_matrix_units() -> bool:
@@ -161,29 +175,54 @@ def has_matrix_units() -> bool:
         return False
 
 
-def _batches_pay(weights: list[torch.Tensor]) -> bool:
-    """Whether a batch of matrix-vector products is faster here than one; measured on a weight of the model's."""
-    tried = [weight for weight in weights if weight.shape[0] > 1 and weight.numel() >= MEASURED_ELEMENTS]
-    if not tried:
-        return True  # too small to tell, and to matter
-    weight = min(tried, key=torch.Tensor.numel)
-    batches, outputs, inputs = weight.shape
-    x = weight.new_ones(1, inputs)
-    out = weight.new_empty(batches, outputs, 1)
-    flat = weight.view(batches * outputs, inputs)
-    together = x.t().unsqueeze(0).expand(batches, inputs, 1)
-    batch, single = float("inf"), float("inf")
-    for _ in range(5):  # by turns, so that both see the same machine
-        start = time.perf_counter()
-        torch.bmm(weight, together, out=out)
+def _cut_where_it_pays(linears: Sequence[Linear[torch.Tensor]]) -> tuple[dict[str, torch.Tensor], ...]:
+    """For each class of rows the weights, cut ``[batches, out / batches, in]``, whose product is faster so.
+
+    Weights of one shape are cut alike: a few of them are measured in turn, so that they come from memory as in a step.
+    """
+    by_shape: dict[tuple[int, int], list[Linear[torch.Tensor]]] = {}
+    for layer in linears:
+        by_shape.setdefault((layer.weight.shape[0], layer.weight.shape[1]), []).append(layer)
+    cut: tuple[dict[str, torch.Tensor], ...] = tuple({} for _ in ROW_CLASSES)
+    for (outputs, inputs), alike in by_shape.items():
+        batches = product_batches(outputs, torch.get_num_threads())
+        if batches == 1:
+            continue
+        for few, rows in enumerate(_MEASURED_ROWS):
+            if cutting_pays([layer.weight for layer in alike[:_TURNS]], batches, rows):
+                for layer in alike:
+                    cut[few][layer.name] = layer.weight.view(batches, outputs // batches, inputs)
+    return cut
+
+
+def cutting_pays(weights: Sequence[torch.Tensor], batches: int, rows: int) -> bool:
+    """Whether a batch of smaller products is faster here than one.
+
+    Args:
+        weights: Of one shape, ``[out, in]``.
+        batches: How many smaller ones.
+        rows: Of the input.
+    """
+    outputs, inputs = weights[0].shape
+    size = outputs * inputs
+    if size < MEASURED_ELEMENTS or (size >= _LARGE_ELEMENTS and rows == _MEASURED_ROWS[-1]):
+        return rows == 1  # too small to tell, and to matter; or takes too long
+    x = weights[0].new_ones(rows, inputs)
+    out = weights[0].new_empty(outputs, rows)
+    x_batched = x.t().unsqueeze(0).expand(batches, inputs, rows)
+    out_batched = out.view(batches, outputs // batches, rows)
+    together, single = float("inf"), float("inf")
+    for turn in range(
+        _TURNS if size < _LARGE_ELEMENTS else _TURNS_OF_LARGE
+    ):  # by turns: both see the same machine
+        weight = weights[turn % len(weights)]
+        begin = time.perf_counter()
+        torch.bmm(weight.view(batches, outputs // batches, inputs), x_batched, out=out_batched)
         middle = time.perf_counter()
-        torch.mv(flat, x[0], out=out.view(-1))
-        batch, single = min(batch, middle - start), min(single, time.perf_counter() - middle)
-    return batch < single
-
-
-def _batched(weight: torch.Tensor) -> torch.Tensor:
-    """``[batches, out / batches, in]``."""
-    outputs, inputs = weight.shape
-    batches = product_batches(outputs, torch.get_num_threads())
-    return weight.view(batches, outputs // batches, inputs)
+        weight = weights[(turn + 1) % len(weights)]
+        if rows == 1:
+            torch.mv(weight, x[0], out=out.view(-1))
+        else:
+            torch.mm(weight, x.t(), out=out)
+        together, single = min(together, middle - begin), min(single, time.perf_counter() - middle)
+    return together < single

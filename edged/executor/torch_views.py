@@ -38,14 +38,24 @@ def output_view(flat: torch.Tensor, rows: int, width: int) -> torch.Tensor:
     return (feature_major_view if rows <= FEATURE_MAJOR_ROWS else input_view)(flat, rows, width)
 
 
-def product_batches(outputs: int, threads: int) -> int:
-    """How many smaller ones a matrix-vector product is cut into, so that every thread has work; 1: it is not.
+ROW_CLASSES = (1, 4, 16)
+"""Most rows of the classes for which products are measured; one row, those of a few streams, those of many."""
 
-    MKL runs one matrix-vector product on one thread, and a batch of them on all. Other libraries do not.
+
+def product_batches(outputs: int, threads: int) -> int:
+    """How many smaller ones a product of few rows is cut into, so that every thread has work; 1: it is not.
+
+    MKL runs one matrix-vector product on one thread, and a batch of them on all; on one thread, too, a batch can be
+    twice as fast. Other libraries do not.
     """
-    if threads == 1 or not torch.backends.mkl.is_available():
+    if not torch.backends.mkl.is_available():
         return 1
-    return next((count for count in range(2 * threads, 1, -1) if outputs % count == 0), 1)
+    return next((count for count in range(2 * max(threads, 2), 1, -1) if outputs % count == 0), 1)
+
+
+def row_class(rows: int) -> int:
+    """Which of :data:`ROW_CLASSES` so many rows belong to; -1: they are more."""
+    return next((index for index, most in enumerate(ROW_CLASSES) if rows <= most), -1)
 
 
 @dataclass(frozen=True)
@@ -56,8 +66,9 @@ class LinearViews:
     out: torch.Tensor  # [rows, out]
     x_transposed: torch.Tensor  # [in, rows]
     out_transposed: torch.Tensor  # [out, rows]
-    x_batched: torch.Tensor | None = None  # [batches, in, 1]
-    out_batched: torch.Tensor | None = None  # [batches, out / batches, 1]
+    row_class: int = -1  # of products that may be cut, whose views are here
+    x_batched: torch.Tensor | None = None  # [batches, in, rows]
+    out_batched: torch.Tensor | None = None  # [batches, out / batches, rows]
     x_narrow: torch.Tensor | None = None  # [rows, in], in the weights' half-precision type
     out_narrow: torch.Tensor | None = None  # [rows, out]
     narrow_rows: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()  # their rows, [in] and [out]
@@ -88,16 +99,17 @@ class LinearViews:
         outputs = out.shape[1]
         x_batched = out_batched = x_narrow = out_narrow = None
         narrow_rows: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
-        if rows == 1:
+        few = row_class(rows) if out.t().is_contiguous() else -1
+        if few >= 0:
             batches = product_batches(outputs, torch.get_num_threads())
-            # The strides say that x is a row that was transposed, for which MKL has a fast product; a column is slow.
-            x_batched = x.t().unsqueeze(0).expand(batches, inputs, 1)
-            out_batched = out.view(batches, outputs // batches, 1)
+            # The strides say that x are rows that were transposed, for which MKL has a fast product; a column is slow.
+            x_batched = x.t().unsqueeze(0).expand(batches, inputs, rows)
+            out_batched = out.t().view(batches, outputs // batches, rows)
         if narrow_in is not None and narrow_out is not None and rows <= NARROW_TOKENS:
             x_narrow = narrow_in[: rows * inputs].view(rows, inputs)
             out_narrow = narrow_out[: rows * outputs].view(rows, outputs)
             narrow_rows = tuple(zip(x_narrow, out_narrow, strict=True))
-        return cls(x, out, x.t(), out.t(), x_batched, out_batched, x_narrow, out_narrow, narrow_rows)
+        return cls(x, out, x.t(), out.t(), few, x_batched, out_batched, x_narrow, out_narrow, narrow_rows)
 
 
 class StepViews:

@@ -8,6 +8,7 @@ import torch
 from edged.executor import torch_linear
 from edged.executor.torch_linear import CpuLinear, has_matrix_units
 from edged.executor.torch_views import (
+    ROW_CLASSES,
     LinearViews,
     feature_major_view,
     input_view,
@@ -81,12 +82,39 @@ def test_matrix_units_multiply_what_others_widen(rows, layouts, monkeypatch):
         assert least <= error < most, "results are rounded to bfloat16 unless asked for exactly"
 
 
-@pytest.mark.parametrize("batch_is_faster", [True, False])
-def test_one_row_is_the_same_however_it_is_cut(batch_is_faster, monkeypatch, threads):
-    monkeypatch.setattr(torch_linear, "_batches_pay", lambda _: batch_is_faster)
+@pytest.mark.parametrize("rows", [1, 2, 4, 9, 16, 17])
+@pytest.mark.parametrize("it_pays", [True, False])
+def test_few_rows_are_the_same_however_the_product_is_cut(it_pays, rows, monkeypatch, threads):
+    monkeypatch.setattr(torch_linear, "cutting_pays", lambda *_: it_pays)
     weight = torch.randn(96, 40, generator=torch.Generator().manual_seed(1))
-    linear, layer, views = build(weight, None, 1)
+    linear, layer, views = build(weight, None, rows, view_out=output_view)
+    cut = product_batches(96, threads) > 1 and it_pays and rows <= ROW_CLASSES[-1]
+    assert cut == (views.row_class >= 0 and layer.name in linear._cut[views.row_class])
     torch.testing.assert_close(linear(views, layer), views.x @ weight.t())
+
+
+@pytest.mark.parametrize("slow", [{"bmm"}, {"mm", "mv"}])
+def test_what_is_faster_is_measured(slow, monkeypatch, threads):
+    """Weights of one shape are measured by turns, in each class of rows, and the clock alone decides."""
+    now = 0.0
+
+    def ticking(name):
+        product = getattr(torch, name)
+
+        def run(*arguments, **options):
+            nonlocal now
+            now += 2.0 if name in slow else 1.0
+            return product(*arguments, **options)
+
+        return run
+
+    for name in ("bmm", "mm", "mv"):
+        monkeypatch.setattr(torch, name, ticking(name))
+    monkeypatch.setattr(torch_linear.time, "perf_counter", lambda: now)
+    linears = [Linear(f"layers.{index}.qkv", "qkv", torch.randn(512, 512), None) for index in range(3)]
+    pays = "bmm" not in slow and torch.backends.mkl.is_available()
+    for cut in CpuLinear(linears, {})._cut:
+        assert set(cut) == ({layer.name for layer in linears} if pays else set())
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -103,10 +131,9 @@ def test_the_best_logits_of_a_narrow_head_are_those_of_fp32(rows):
 
 
 def test_batches_divide_the_outputs_and_give_every_thread_one():
-    for outputs, threads in ((960, 2), (49152, 12), (576, 8), (73448, 3)):
+    for outputs, threads in ((960, 1), (960, 2), (49152, 12), (576, 8), (73448, 3)):
         count = product_batches(outputs, threads)
         assert outputs % count == 0
         if torch.backends.mkl.is_available():
-            assert threads <= count <= 2 * threads
-    assert product_batches(960, 1) == 1
+            assert max(threads, 2) <= count <= 2 * max(threads, 2)
     assert product_batches(37, 4) == 1
