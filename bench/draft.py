@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from _report import add_json_option, environment, report
-from daemon import demo_model
-from speculation import PASSAGES, STORIES
+from _texts import PASSAGES, STORIES
 
 if TYPE_CHECKING:
     from edged.executor.torch_eagle import DraftSlot
@@ -305,8 +304,13 @@ def main() -> None:
     surroundings = environment(
         **{key: str(value) for key, value in vars(options).items() if key not in ("json", "model")}
     )
-    with demo_model(options.model) as model:
-        figures = measure(model, options)
+    if options.model is None:
+        from daemon import demo_model
+
+        with demo_model(None) as model:
+            figures = measure(model, options)
+    else:
+        figures = measure(options.model, options)
     report(figures, surroundings, file=options.json, bounds=BOUNDS)
 
 
