@@ -62,6 +62,7 @@ def same(mine: Any, theirs: Any) -> bool:
     return bool(np.array_equal(mine, theirs, equal_nan=True)) if isinstance(mine, float) else mine == theirs
 
 
+@pytest.mark.one_python
 def test_demo_file_is_read_as_by_the_gguf_library(demo_gguf: Path, demo_reader: gguf.GGUFReader) -> None:
     theirs = demo_reader
     with GgufFile(demo_gguf) as mine:

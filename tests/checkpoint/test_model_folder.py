@@ -82,6 +82,7 @@ import_folder(Path(sys.argv[1]), Path(sys.argv[2]), copy=True, overwrite=True,
 """
 
 
+@pytest.mark.one_python
 def test_imports_killed_at_random_moments(tmp_path: Path) -> None:
     """After each kill the destination is one of the models as a whole; the next import removes what was left."""
     generator = random.Random(0)

@@ -400,6 +400,7 @@ class TestProcesses:
             pytest.fail("two build the same key")
         assert len(told) == 3
 
+    @pytest.mark.one_python
     def test_kill_9_at_any_moment_leaves_a_whole_engine_or_none_and_the_next_start_works(
         self, tmp_path: Path
     ) -> None:

@@ -21,6 +21,7 @@ def test_any_interleaving_gives_each_request_what_it_gets_alone(schedule, shape,
     check(schedule, shape, extra, alone)
 
 
+@pytest.mark.one_python
 def test_full_schedules_that_reach_the_cache_and_the_host_memory():
     seen = Counter()
     for seed in range(200):

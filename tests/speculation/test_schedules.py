@@ -50,6 +50,7 @@ def run(seeds):
     return seen
 
 
+@pytest.mark.one_python
 def test_full_schedules_with_drafts():
     seen = run(range(60))
     assert seen["accepted"] > 500, seen

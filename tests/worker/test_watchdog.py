@@ -73,6 +73,7 @@ def test_a_machine_that_slept_is_no_reason_to_end_the_engine():
     assert watchdog.look(3600.0, busy=True) == ""
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_stopped_engine_is_ended_and_comes_back(busy, capfd):
     config = replace(make_config(), watchdog=WatchdogConfig(step_timeout=1.0))
@@ -118,6 +119,7 @@ def test_a_step_that_never_returns_says_where_it_hangs(capfd):
     assert "in step" in capfd.readouterr().err
 
 
+@pytest.mark.one_python
 def test_an_idle_engine_is_left_alone():
     config = replace(make_config(), watchdog=WatchdogConfig(step_timeout=1.5))
 
@@ -139,6 +141,7 @@ def test_loading_that_hangs_is_ended():
     run_supervised(body, config, wait=False, load_seconds=60)
 
 
+@pytest.mark.one_python
 def test_an_engine_that_the_kernel_holds_is_the_end(monkeypatch):
     monkeypatch.setattr("edged.worker.process._ABORT_SECONDS", 0.1)
     monkeypatch.setattr("edged.worker.process._EXIT_SECONDS", 0.2)
