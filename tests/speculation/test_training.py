@@ -229,3 +229,12 @@ def test_edgectl_trains_one(tmp_path, capsys):
     assert Eagle.read(tmp_path / "draft", Architecture.read(model)).has("hidden_norm")
     arguments[5] = str(tmp_path / "missing.txt")
     assert app(arguments, standalone_mode=False) == 5
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_edgectl_says_that_there_is_no_gpu(tmp_path, capsys):
+    model = write_model(tmp_path / "model")
+    (tmp_path / "text.txt").write_text(words(count=4000))
+    arguments = ["draft", "train", str(model), str(tmp_path / "draft"), "--text", str(tmp_path / "text.txt")]
+    assert app([*arguments, "--sequences", "16", "--device", "cuda"], standalone_mode=False) == 5
+    assert "finds no CUDA device" in " ".join(capsys.readouterr().err.split())
