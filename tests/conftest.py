@@ -18,6 +18,7 @@ pytest_plugins = [
     "fixtures.daemon",
     "fixtures.forked",
     "fixtures.hub_server",
+    "fixtures.order",
     "fixtures.small_models",
     "fixtures.without_torch",
 ]
