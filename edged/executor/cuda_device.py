@@ -96,6 +96,9 @@ class Device(Protocol):
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """Run ``work`` once and give back what enqueues it again."""
 
+    def mark(self) -> Callable[[], None]:
+        """What waits for everything that has been enqueued by now."""
+
     def synchronize(self) -> None:
         """Wait for everything that was enqueued."""
 
@@ -140,6 +143,7 @@ class CudaDevice:
         atexit.register(self._leave)
         self._stream = driver.Stream()
         self._torch_stream = torch.cuda.ExternalStream(self._stream.handle)
+        self._mark = driver.Event(driver.event_flags.DISABLE_TIMING)
         self._kernels = Kernels.of_current_device()
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._pool = torch.cuda.graph_pool_handle()
@@ -195,6 +199,12 @@ class CudaDevice:
                 graph.replay()
 
         return replay
+
+    def mark(self) -> Callable[[], None]:
+        """An event behind what has been enqueued; calling what is returned waits for it."""
+        self._mark.record(self._stream)
+        wait: Callable[[], None] = self._mark.synchronize
+        return wait
 
     def synchronize(self) -> None:
         """Wait for the stream."""

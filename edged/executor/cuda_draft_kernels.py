@@ -9,6 +9,7 @@ from edged.memory.cuda_draft import draft_packed
 from plugins_trt.append.launch import Appender
 from plugins_trt.decode_attention.launch import DecodeAttender
 from plugins_trt.draft_input.launch import DraftInputWriter
+from plugins_trt.draft_take.launch import DraftTaker
 from plugins_trt.draft_tree.launch import TreeGrower
 from plugins_trt.w4a16_linear.launch import W4A16Multiplier
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from plugins_trt.append.contract import Append
     from plugins_trt.decode_attention.contract import DecodeAttention
     from plugins_trt.draft_input.contract import DraftInput
+    from plugins_trt.draft_take.contract import DraftTake
     from plugins_trt.draft_tree.contract import DraftGrow, DraftTop
     from plugins_trt.registry import Kernels
 
@@ -32,6 +34,7 @@ class DraftKernels:
     attend: Callable[[DecodeAttention], None]
     top: Callable[[DraftTop], None]
     grow: Callable[[DraftGrow], None]
+    take: Callable[[DraftTake], None]
     packed: Callable[[Any], None]
     """Products with weights in 4 bits, where it has any."""
 
@@ -54,6 +57,7 @@ def load_draft_kernels(kernels: Kernels, plan: ModelPlan, stream: Any) -> DraftK
         head_dim=a.head_dim,
     )
     grower = TreeGrower(kernels.operator("draft_tree"))
+    take = DraftTaker(kernels.operator("draft_take"))
     packed: Any = _absent
     if draft_packed(plan.draft):
         packed = W4A16Multiplier(
@@ -68,6 +72,7 @@ def load_draft_kernels(kernels: Kernels, plan: ModelPlan, stream: Any) -> DraftK
         attend=lambda args: attend(args, stream),
         top=lambda args: grower.top(args, stream),
         grow=lambda args: grower.grow(args, stream),
+        take=lambda args: take(args, stream),
         packed=lambda args: packed(args, stream),
     )
 

@@ -4,6 +4,10 @@ A run takes the rows of tokens that the target has stored since the last one, up
 last: each level's likeliest tokens, the nodes that go on and their rows are found on the device, and the pool comes back by
 one copy. More rows than that (behind a prompt) are taken by runs that grow nothing.
 
+Where one sequence alone drafts step after step, the run of the next tree is enqueued right behind the step, on the tokens that
+this draws and accepts (:meth:`CudaEagle.go_on`): the host looks at them while the device drafts already. If it then goes on
+with other tokens, that run counts for nothing.
+
 Rows and blocks are counted from the first token since tokens were last missed; the rotary embedding knows differences
 alone.
 """
@@ -26,13 +30,13 @@ from edged.memory.cuda_draft import TAKEN, DraftLayout, DraftSizes, draft_packed
 from edged.memory.specs import PAGE_TOKENS
 from edged.models.checkpoint import PackedLinear
 from edged.models.draft_weights import packed_shape
-from plugins_trt.contract import MAX_DECODE
+from plugins_trt.contract import MAX_DECODE, MAX_TREE
 from plugins_trt.draft_tree.contract import pool_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from edged.executor.base import StepBatch
+    from edged.executor.base import Int32Array, StepBatch
     from edged.executor.cuda_device import Device, StepKernels
     from edged.memory.buffers import ModelPlan
     from edged.memory.draft_plan import DraftPlan
@@ -55,6 +59,8 @@ class DraftSlot:
     first: int = 0
     waiting: int = 0
     rows: list[int] = field(default_factory=list)  # of the last step, of the last positions that wait
+    ahead: bool = False  # whether a run has been enqueued behind the last step
+    accepted: list[int] = field(default_factory=list)  # tokens that it went on from
 
 
 class CudaEagle:
@@ -105,6 +111,8 @@ class CudaEagle:
         self._grow: dict[int, Callable[[], None]] = {}
         self._take: Callable[[], None] | None = None
         self._fresh: list[DraftSlot] = []  # that may have rows of the last step
+        self._ahead: dict[bool, Callable[[], None]] = {}  # behind a step with trees, and behind one token
+        self._ahead_rows = min(MAX_DECODE, next(rows for rows in TAKEN if rows > min(sizes.levels, 63)))
         draft = plan.draft
         assert draft is not None, "asked of a plan with a draft"  # noqa: S101
         with device.scope():
@@ -143,6 +151,16 @@ class CudaEagle:
         for rows in reversed(TAKEN):
             self._grow[rows] = capture(partial(self._take_and_grow, rows))
 
+        buffers = self._buffers
+        one, path = buffers["draft.one_token"], buffers["paths"]
+        counts = path[self._plan.max_sequences * MAX_TREE :]
+        self._ahead[False] = capture(partial(self._go_on, one[:MAX_TREE], one[MAX_TREE:]))
+        self._ahead[True] = capture(partial(self._go_on, path[:MAX_TREE], counts[:1]))
+
+    def _go_on(self, path: torch.Tensor, accepted: torch.Tensor) -> None:
+        self._graph.take_accepted(path, accepted)
+        self._take_and_grow(self._ahead_rows)
+
     def _take_and_grow(self, rows: int) -> None:
         self._graph.take(rows)
         self._graph.grow()
@@ -154,7 +172,7 @@ class CudaEagle:
 
     def close(self, slot: DraftSlot) -> None:
         """The sequence has ended."""
-        slot.waiting, slot.rows = 0, []
+        slot.waiting, slot.rows, slot.ahead = 0, [], False
         self._free.append(slot.index)
 
     def observe(self, slot: DraftSlot, rows: Sequence[int], first: int) -> None:
@@ -177,12 +195,41 @@ class CudaEagle:
             slot.first += excess
             slot.waiting -= excess
 
-    def observe_step(self, batch: StepBatch, paths: Mapping[int, Sequence[int]]) -> None:
+    def go_on(self, batch: StepBatch) -> None:
+        """Enqueue the run of the next tree behind a step that has been enqueued, where that is likely to be wanted.
+
+        It is where the last step was drafted for, too, and the device draws every token itself.
+        """
+        slot = batch.draft_slots[0] if len(batch.draft_slots) == 1 else None
+        if not isinstance(slot, DraftSlot) or not all(row.simple for row in batch.sampling):
+            return
+        length, count = int(batch.lengths[0]), len(batch.token_ids)
+        tree = count > 1
+        depth = int(batch.positions.max()) - length + 1
+        if tree and (batch.tree_masks is None or not batch.tree_masks[0]):
+            return  # a piece of a prompt
+        if slot.waiting or slot.end != length or depth > self._ahead_rows or not len(batch.sampling):
+            return
+        if not self._has_room(slot, length + depth):
+            return
+        np.add(self._turns, slot.index * self._sizes.pages, out=self._table)
+        self._lengths[0] = length - slot.base
+        self._device.upload(self._buffers["draft.step"], self._words)
+        self._ahead[tree]()
+        slot.ahead = True
+
+    def _has_room(self, slot: DraftSlot, end: int) -> bool:
+        """Whether a tree fits behind position ``end``."""
+        rows = end - slot.base + self._sizes.nodes + MAX_DECODE
+        return rows <= self._sizes.table * PAGE_TOKENS
+
+    def observe_step(self, batch: StepBatch, paths: Mapping[int, Sequence[int]], drawn: Int32Array) -> None:
         """The target has run a step: of each sequence with a slot, show what it stored.
 
         Args:
             batch: The step.
             paths: Accepted nodes of each tree, by the sequence.
+            drawn: Token of each needed row, int32 [R].
         """
         starts, lengths = batch.sequence_starts.tolist(), batch.lengths.tolist()
         for index, slot in enumerate(batch.draft_slots):
@@ -191,6 +238,8 @@ class CudaEagle:
                 nodes = range(starts[index + 1] - starts[index]) if path is None else path
                 self.observe(slot, [starts[index] + node for node in nodes], lengths[index])
                 self._fresh.append(slot)
+                if slot.ahead:  # of one sequence, whose every row is needed
+                    slot.accepted = drawn[[starts[index] + node for node in nodes]].tolist()
 
     def put_all_away(self) -> None:
         """Before the next step, which overwrites the rows of the last one."""
@@ -201,6 +250,7 @@ class CudaEagle:
 
     def put_away(self, slot: DraftSlot) -> None:
         """Before the next step: what waits in the rows of the last one goes to the ring."""
+        slot.ahead = False
         rows, slot.rows = slot.rows, []
         position = slot.first + slot.waiting - len(rows)
         while rows:  # runs of rows that follow one another, up to the ring's end
@@ -224,10 +274,13 @@ class CudaEagle:
         count = slot.waiting
         if not count or slot.first + count != len(tokens) - 1:
             return None
+        if slot.ahead and slot.accepted == list(tokens[slot.first + 1 :]):
+            self._device.synchronize()
+            self._taken(slot, slot.first + count)
+            return self._grown()
         if slot.first != slot.end:
             slot.base = slot.first  # tokens between were never seen
-        end = slot.first + count - slot.base
-        if end + self._sizes.nodes + MAX_DECODE > self._sizes.table * PAGE_TOKENS:
+        if not self._has_room(slot, slot.first + count):
             return None
         np.add(self._turns, slot.index * self._sizes.pages, out=self._table)
         first, fresh = slot.first, slot.first + count - len(slot.rows)
@@ -252,9 +305,14 @@ class CudaEagle:
             else:
                 self.captured(some)()
             self._device.synchronize()
-        slot.end = slot.first = first
-        slot.waiting, slot.rows = 0, []
+        self._taken(slot, first)
         return self._grown()
+
+    @staticmethod
+    def _taken(slot: DraftSlot, end: int) -> None:
+        """Everything before position ``end`` is in the window."""
+        slot.end = slot.first = end
+        slot.waiting, slot.rows, slot.ahead = 0, [], False
 
     def captured(self, rows: int) -> Callable[[], None]:
         """The captured run that takes so many rows and grows a tree."""

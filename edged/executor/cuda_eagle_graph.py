@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from edged.executor.cuda_angles import fill_angles
 from edged.executor.cuda_linear import CudaLinear
 from edged.executor.cuda_packed import tensors_of
 from edged.memory.cuda_draft import DraftLayout, DraftSizes, draft_packed
@@ -16,6 +17,7 @@ from plugins_trt.arena import Arena, Pool
 from plugins_trt.contract import MAX_DECODE, Batch, DeviceArray
 from plugins_trt.decode_attention.contract import DecodeAttention
 from plugins_trt.draft_input.contract import DraftInput
+from plugins_trt.draft_take.contract import DraftTake
 from plugins_trt.draft_tree.contract import DraftGrow, DraftTop
 from plugins_trt.embedding.contract import Embedding
 from plugins_trt.rms_norm.contract import RmsNorm
@@ -64,9 +66,10 @@ class DraftGraph:
             buffers["embedding"],
             buffers["normed"].view(-1, plan.architecture.hidden),
         )
+        self._drawn = buffers["drawn"]
         own = "cosine" in self._b
         self._angles = [(self._b if own else buffers)[each] for each in ("cosine", "sine")]
-        self._inverse_frequencies = self._a.rope.inverse_frequencies(self._a.head_dim, plan.context_length)
+        self._context_length = plan.context_length
         self._head = Linear("draft.head", "head", self._b["head"]) if "head" in self._b else head
         scratch = {"packed_workspace": self._b["packed_workspace"]} if "packed_workspace" in self._b else {}
         packed = tensors_of(draft_packed(plan.draft), buffers)
@@ -85,17 +88,36 @@ class DraftGraph:
         self._tree_lengths, self._root_row = part(at.tree_lengths, 1), part(at.root_row, 1)
         self._table = part(at.table, self._sizes.table).view(1, -1)
 
+    def take_accepted(self, path: torch.Tensor, accepted: torch.Tensor) -> None:
+        """Make the rows of what the step that has just run accepted, as the host stages them for :meth:`take`.
+
+        Args:
+            path: Rows of the step, int32 ``[64]``.
+            accepted: How many, int32 ``[1]``.
+        """
+        self._draft.take(
+            DraftTake(
+                drawn=_of(self._drawn),
+                path=_of(path),
+                accepted=_of(accepted),
+                lengths=_of(self._lengths),
+                token_ids=_of(self._token_ids),
+                hidden_rows=_of(self._hidden_rows),
+                positions=_of(self._positions),
+                starts=_of(self._starts),
+                tree_lengths=_of(self._tree_lengths),
+                root_row=_of(self._root_row),
+            )
+        )
+
     def fill(self) -> None:
         """Make what no file holds: where each level's rows begin among the nodes, and angles of its own."""
         width, levels = self._sizes.width, self._sizes.levels
         starts = [[-level * width, width] for level in range(levels)]
         self._b["starts"].copy_(torch.tensor(starts, dtype=torch.int32))
+        self._b["one_token"][-1] = 1  # a path of row 0 alone
         if "cosine" in self._b:
-            positions = torch.arange(len(self._b["cosine"]), dtype=torch.float32)[:, None]
-            angles = positions * torch.from_numpy(self._inverse_frequencies)[None, :]
-            factor = self._a.rope.attention_factor
-            self._b["cosine"].copy_(angles.cos() * factor)
-            self._b["sine"].copy_(angles.sin() * factor)
+            fill_angles(self._a, self._context_length, self._b["cosine"], self._b["sine"])
 
     def take(self, rows: int) -> None:
         """Rows of stored tokens, up to ``rows`` of them; the rest is padding."""

@@ -18,18 +18,19 @@ import numpy as np
 import torch
 
 from edged.errors import LedgerError
-from edged.executor.base import OFF_PATH, Executor, ExecutorLimits
+from edged.executor.base import Executor, ExecutorLimits
 from edged.executor.batch_check import check_batch, check_sampling
+from edged.executor.cuda_angles import fill_angles
 from edged.executor.cuda_eagle import CudaEagle
 from edged.executor.cuda_operators import CudaOperators
 from edged.executor.cuda_packed import PackedLoader, packed_tensors
 from edged.executor.cuda_staging import Staging
-from edged.executor.cuda_trees import TreeSteps
+from edged.executor.cuda_trees import TreeSteps, draw_along_paths
 from edged.executor.device_options import DeviceOptions
 from edged.executor.host_sampler import draw as draw_on_host
 from edged.executor.page_copies import PageCopies
 from edged.executor.torch_buffers import allocate
-from edged.executor.torch_tree import accepted_paths, parent_rows
+from edged.executor.torch_tree import accepted_paths
 from edged.executor.torch_weights import read_weights
 from edged.memory.buffers import ModelPlan, draft_buffers, step_buffers, weight_buffers
 from edged.memory.cuda_buffers import (
@@ -128,7 +129,9 @@ class CudaExecutor(Executor):
             self.buffers = allocate(specs, self.device.torch_device, progress)
             progress("allocating", len(specs), len(specs))
             self._fill_weights(progress)
-            self._fill_angles()
+            fill_angles(
+                plan.architecture, plan.context_length, *(self.buffers[n] for n in ("cosine", "sine"))
+            )
             self.device.synchronize()
         self._kernels: StepKernels = self.device.kernels(plan)
         self._decoder = Decoder(plan.architecture, self.buffers)
@@ -163,7 +166,7 @@ class CudaExecutor(Executor):
             self._eagle.put_all_away()
         drawn = self._step_of_trees(batch) if has_trees(batch) else self._plain_step(batch)
         if self._eagle is not None and batch.draft_slots:
-            self._eagle.observe_step(batch, accepted_paths(batch, drawn))
+            self._eagle.observe_step(batch, accepted_paths(batch, drawn), drawn)
         return drawn
 
     def _plain_step(self, batch: StepBatch) -> Int32Array:
@@ -182,7 +185,7 @@ class CudaExecutor(Executor):
             bucket.draw_with_options()
         elif warm:
             bucket.draw()
-        self.device.synchronize()
+        self._wait(batch)
         drawn: Int32Array = self._drawn[places]
         done = self._options.finish(drawn)
         for index, row in enumerate(batch.sampling):
@@ -215,22 +218,22 @@ class CudaExecutor(Executor):
     def _step_of_trees(self, batch: StepBatch) -> Int32Array:
         """Verify a step's trees; what the host has to draw it draws along the paths, which it then keeps."""
         left = self._run_trees(batch, verify=True)
-        self.device.synchronize()
+        self._wait(batch)
         drawn: Int32Array = self._drawn[batch.logit_rows]
         if all(row.simple for row in batch.sampling):
             return drawn
-        parents, on_path = parent_rows(batch), [True] * len(drawn)
-        for index, row in enumerate(batch.sampling):
-            token = int(batch.logit_rows[index])
-            if index in parents:
-                parent = parents[index]
-                on_path[index] = on_path[parent] and bool(drawn[parent] == batch.token_ids[token])
-            if not row.simple:
-                drawn[index] = self._draw_on_host(token, row) if on_path[index] else OFF_PATH
+        draw_along_paths(batch, drawn, self._draw_on_host)
         if left:
             paths = accepted_paths(batch, drawn)
             self._trees.keep({index: paths[index] for index in left}, len(batch.lengths))
         return drawn
+
+    def _wait(self, batch: StepBatch) -> None:
+        """Wait for a step's tokens; a draft goes on from them meanwhile."""
+        arrived = self.device.mark()
+        if self._eagle is not None:
+            self._eagle.go_on(batch)
+        arrived()
 
     def _run_trees(self, batch: StepBatch, *, verify: bool) -> list[int]:
         """Enqueue a step of trees; return the sequences whose paths are left for the host to choose."""
@@ -278,16 +281,6 @@ class CudaExecutor(Executor):
         """Read the model folder."""
         store = PackedLoader(packed_tensors(self.plan, self.buffers), self.buffers, self.device)
         read_weights(self._folder, self.plan.architecture, self.buffers, progress, store)
-
-    def _fill_angles(self) -> None:
-        """Cos and sin of every position: fp32 products, as the published code has them."""
-        a, cosine, sine = self.plan.architecture, self.buffers["cosine"], self.buffers["sine"]
-        frequencies = a.rope.inverse_frequencies(a.head_dim, self.plan.context_length)  # [D / 2]
-        positions = torch.arange(len(cosine), dtype=torch.float32)[:, None]
-        angles = positions * torch.from_numpy(frequencies)[None, :]  # [positions, D / 2], on the host
-        factor = a.rope.attention_factor
-        cosine.copy_(angles.cos() * factor)
-        sine.copy_(angles.sin() * factor)
 
     @torch.inference_mode()
     def _capture_buckets(self, progress: Progress) -> None:

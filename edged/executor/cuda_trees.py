@@ -12,7 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edged.errors import InternalError, LedgerError
+from edged.executor.base import OFF_PATH
 from edged.executor.cuda_operators import CudaOperators
+from edged.executor.torch_tree import parent_rows
 from edged.memory.cuda_buffers import attention_workspace, has_dense_graph, tree_sizes
 from plugins_trt.argmax.contract import Argmax
 from plugins_trt.commit.contract import Commit
@@ -24,12 +26,30 @@ if TYPE_CHECKING:
 
     import torch
 
-    from edged.executor.base import Progress
+    from edged.executor.base import Int32Array, Progress, SamplingRow, StepBatch
     from edged.executor.cuda_device import Device, StepKernels, Words
     from edged.memory.buffers import ModelPlan
     from edged.models.decoder import Decoder
 
 _of = DeviceArray.of
+
+
+def draw_along_paths(batch: StepBatch, drawn: Int32Array, draw: Callable[[int, SamplingRow], int]) -> None:
+    """Draw the rows of a step of trees that are the host's, parents first, those of nodes that no path reaches not at all.
+
+    Args:
+        batch: The step.
+        drawn: What the device has drawn, int32 [R]; the host's rows are filled in.
+        draw: Draws from the logits of a token's row.
+    """
+    parents, on_path = parent_rows(batch), [True] * len(drawn)
+    for index, row in enumerate(batch.sampling):
+        token = int(batch.logit_rows[index])
+        if index in parents:
+            parent = parents[index]
+            on_path[index] = on_path[parent] and bool(drawn[parent] == batch.token_ids[token])
+        if not row.simple:
+            drawn[index] = draw(token, row) if on_path[index] else OFF_PATH
 
 
 @dataclass(frozen=True)

@@ -207,6 +207,7 @@ def cuda_draft_buffers(plan: ModelPlan, draft: DraftPlan) -> tuple[BufferSpec, .
         spec("unread", 2, a.head_dim),
         spec("step", DraftLayout.of(sizes).words, dtype="int32"),
         spec("starts", levels, 2, dtype="int32"),
+        spec("one_token", MAX_TREE + 1, dtype="int32"),
         spec("rows", rows, 2 * a.hidden),
         spec("outs", rows + MAX_TREE, a.hidden),
         spec("root", 1, a.hidden),

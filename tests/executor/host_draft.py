@@ -9,6 +9,7 @@ from edged.executor.cuda_draft_kernels import DraftKernels
 from plugins_trt.append.reference import rotate
 from plugins_trt.decode_attention.reference import attend
 from plugins_trt.draft_input.reference import draft_rows, window
+from plugins_trt.draft_take.reference import taken_rows
 from plugins_trt.draft_tree.reference import Growing, grow
 
 
@@ -24,7 +25,7 @@ class HostDraft:
 
     @property
     def kernels(self):
-        return DraftKernels(self.rows, self.append, self.attend, self.top, self.grow, self.packed)
+        return DraftKernels(self.rows, self.append, self.attend, self.top, self.grow, self.take, self.packed)
 
     @staticmethod
     def rows(args):
@@ -82,6 +83,13 @@ class HostDraft:
 
     def top(self, args):
         self._probabilities = tensor_of(args.logits).softmax(-1)  # (keys are the kernels' own affair)
+
+    @staticmethod
+    def take(args):
+        accepted, length = tensor_of(args.accepted).item(), tensor_of(args.lengths).item()
+        found = taken_rows(tensor_of(args.drawn), tensor_of(args.path), accepted, length)
+        for name, values in found.items():
+            tensor_of(getattr(args, name)).copy_(values)
 
     def grow(self, args):
         width, level = args.candidates.shape[2], args.level

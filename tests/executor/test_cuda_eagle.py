@@ -14,6 +14,7 @@ from executor_runner import Runner
 from host_device import HostDevice
 from test_cuda_executor import SMALL, WIDE, write_model
 from test_cuda_trees import assert_greedy
+from test_trees import tree_batch
 
 from edged.config import AttentionConfig, ModelConfig, SpeculationConfig
 from edged.decoding.stops import Stops
@@ -142,8 +143,8 @@ def check_tree(grown, tree, width):
             mine = [grown.chances[node] for node in children]
             for node, chance in zip(children, mine, strict=True):
                 # (A token that is not among them is no more likely than the last of them.)
-                assert chance == pytest.approx(known.get(grown.tokens[node], chances[-1]), rel=0.15)
-            assert mine == pytest.approx(chances[:width], rel=0.15)
+                assert chance == pytest.approx(known.get(grown.tokens[node], chances[-1]), rel=0.2, abs=0.01)
+            assert mine == pytest.approx(chances[:width], rel=0.2, abs=0.01)
             assert mine == sorted(mine, reverse=True)
         nodes = sorted(
             {grown.parents[node] for node in range(end, min(end + width * width, len(grown.tokens)))}
@@ -212,6 +213,73 @@ def test_what_was_not_seen_is_not_drafted_from(executors):
     assert sum(slot is None for slot in slots) == 1
     for slot in slots[:4]:
         executor.draft_model.close(slot)
+
+
+def tree_of(shown, grown, right):
+    """A step whose tree is the first level of a pool, the root's last child being ``right``."""
+    sequence, width = shown.sequence, grown.width
+    tokens = [sequence.tokens[-1], *grown.tokens[: width - 1], right]
+    batch = tree_batch([(sequence, tokens, [-1, *[0] * width])])
+    return replace(batch, draft_slots=[shown.slot])
+
+
+def test_the_next_tree_is_grown_behind_the_step_and_is_the_same(executors):
+    """Whether the host goes on from what was accepted or from something else."""
+    executor = executors("small")[0]
+    prompt = np.random.default_rng(6).integers(0, VOCABULARY, 50).tolist()
+    (truth,) = Runner(executor).generate([Runner(executor).sequence(prompt, room=8)], 8)
+    shown = Shown(executor, first_page=9)
+    shown.store(prompt, 64)
+    shown.sequence.tokens = [*prompt, truth[0]]
+    grown = shown.start(shown.sequence.tokens)
+    drawn = executor.step(tree_of(shown, grown, truth[1]))
+    accepted = [int(drawn[0])]
+    assert accepted == truth[1:2]
+    place = [*grown.tokens[:3], truth[1]].index(truth[1])
+    accepted.append(int(drawn[1 + place]))
+    assert shown.slot.ahead
+    assert shown.slot.accepted == accepted
+    replays = count_replays(executor.draft_model)
+    ahead = shown.start([*shown.sequence.tokens, *accepted])
+    assert replays == []  # it was there
+    shown.sequence.tokens += accepted
+    shown.sequence.stored += 2
+
+    # The same tree by the usual way: from hidden states that were put away.
+    other = Shown(executor, first_page=2)
+    other.store(shown.sequence.tokens[:-1], 64)
+    expected = other.start(shown.sequence.tokens)
+    assert replays == [64]
+    assert ahead.tokens == expected.tokens
+    assert ahead.chances == pytest.approx(expected.chances, rel=0.05, abs=2e-3)
+
+    # One token without a tree; then the host takes another one than was drawn, as a form might.
+    drawn = executor.step(replace(Runner(executor).batch([(shown.sequence, 1)]), draft_slots=[shown.slot]))
+    assert shown.slot.ahead
+    forced = (int(drawn[0]) + 1) % VOCABULARY
+    mine = shown.start([*shown.sequence.tokens, forced])
+    assert replays == [64, 1]
+    executor.draft_model.put_all_away()
+    other.store(shown.sequence.tokens, 1)
+    assert mine.tokens == other.start([*shown.sequence.tokens, forced]).tokens
+    for each in (shown, other):
+        each.close()
+
+
+def count_replays(model):
+    """The runs that the host asks for, by their rows; 64 for one that grows nothing."""
+    replays = []
+
+    def counted(rows, run):
+        def replay():
+            replays.append(rows)
+            run()
+
+        return replay
+
+    model._grow = {rows: counted(rows, run) for rows, run in model._grow.items()}
+    model._take = counted(64, model._take)
+    return replays
 
 
 @pytest.mark.parametrize("together", [1, 4])
