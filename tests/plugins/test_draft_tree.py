@@ -9,6 +9,9 @@ from plugins_trt.contract import LaunchError
 from plugins_trt.draft_input.contract import DraftInput, window_blocks
 from plugins_trt.draft_input.launch import DraftInputWriter
 from plugins_trt.draft_input.reference import draft_rows, window
+from plugins_trt.draft_take.contract import DraftTake
+from plugins_trt.draft_take.launch import DraftTaker
+from plugins_trt.draft_take.reference import taken_rows
 from plugins_trt.draft_tree.contract import DraftGrow, DraftTop, parts_of, pool_size
 from plugins_trt.draft_tree.launch import TreeGrower
 from plugins_trt.draft_tree.reference import Growing, top
@@ -213,3 +216,27 @@ def test_rows_and_windows_are_the_references(dtype, size, norms):
     wanted = window(positions, 2, total)
     assert torch.equal(blocks, wanted[0])
     assert torch.equal(counts, wanted[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("accepted", [0, 1, 5, 64])
+def test_what_a_step_accepted_becomes_rows(accepted):
+    rig = gpu()
+    drawn = torch.randperm(200, device="cuda").int()[:64]
+    path = torch.sort(torch.randperm(64, device="cuda")).values.int()
+    outputs = {
+        name: torch.full((size,), -7, dtype=torch.int32, device="cuda")
+        for name, size in (
+            *((each, 64) for each in ("token_ids", "hidden_rows", "positions")),
+            ("starts", 2),
+            *((each, 1) for each in ("tree_lengths", "root_row")),
+        )
+    }
+    counts = [torch.tensor([each], dtype=torch.int32, device="cuda") for each in (accepted, 900)]
+    inputs = dict(zip(("drawn", "path", "accepted", "lengths"), (drawn, path, *counts), strict=True))
+    arrays = {name: array(each) for name, each in (inputs | outputs).items()}
+    torch.cuda.synchronize()
+    DraftTaker(rig.kernels.operator("draft_take"))(DraftTake(**arrays), rig.stream)
+    rig.stream.synchronize()
+    for name, expected in taken_rows(drawn, path, accepted, 900).items():
+        assert outputs[name].tolist() == expected.tolist(), name
