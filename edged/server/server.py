@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from edged.log import get_logger
@@ -23,6 +22,7 @@ from edged.server.health import INFERENCE, WHOLE_DAEMON, Health, model_service
 from edged.server.inference import Inference
 from edged.server.listeners import Listeners
 from edged.server.methods import service_handler
+from edged.server.reflection import reflection_handler
 from edged.server.served_models import ServedModels
 from edged.server.thermal import ThermalGate
 from edged.v1 import control_pb2, inference_pb2
@@ -115,11 +115,10 @@ class Server:
             (control_pb2.DESCRIPTOR.services_by_name["Control"], control),
             (health_pb2.DESCRIPTOR.services_by_name["Health"], self._health),
         ]
-        handlers = tuple(service_handler(descriptor, servicer) for descriptor, servicer in services)
-        names = [descriptor.full_name for descriptor, _ in services]
+        handlers = [service_handler(descriptor, servicer) for descriptor, servicer in services]
+        handlers.append(reflection_handler(descriptor.full_name for descriptor, _ in services))
         for server in servers:
-            server.add_generic_rpc_handlers(handlers)
-            reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
+            server.add_generic_rpc_handlers(tuple(handlers))
         self._supervisor.subscribe(self.update_health)
         await self._start_metrics()
         for server in servers:
