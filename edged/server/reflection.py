@@ -31,7 +31,7 @@ def reflection_handler(services: Iterable[str]) -> grpc.GenericRpcHandler[Any, A
     Args:
         services: Full names of what the server offers; reflection itself is added.
     """
-    library = reflection.aio.ReflectionServicer(  # type: ignore[attr-defined] - its stubs leave aio out
+    library = reflection.aio.ReflectionServicer(  # type: ignore[attr-defined]
         [*services, _SERVICE.full_name]
     )
 
