@@ -2,7 +2,7 @@
 
 Run as `python fake_model_daemon.py --config FILE`; the settings of the model are JSON in FAKE_ENGINE. With
 FAKE_DAEMON_PATIENT it starts its engine again however often that is killed, with FAKE_OFF_HOST it takes loopback for an address
-of the network.
+of the network, FAKE_HANDSHAKE is the time in milliseconds that a connection has for its handshake.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from edged import daemon
-from edged.server import listeners
+from edged.server import listeners, server
 from edged.worker import restarts
 from edged.worker.supervisor import Supervisor
 
@@ -28,4 +28,6 @@ if "FAKE_DAEMON_PATIENT" in os.environ:
     restarts.WINDOW_RESTARTS = 1000
 if "FAKE_OFF_HOST" in os.environ:
     listeners.is_loopback = lambda _host: False
+if "FAKE_HANDSHAKE" in os.environ:
+    server._HANDSHAKE_MILLISECONDS = int(os.environ["FAKE_HANDSHAKE"])
 sys.exit(daemon.main())

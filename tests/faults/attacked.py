@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fixtures.daemon import DaemonProcess
 
+    from edged.client import Credentials
+
 IDS = [5, 6, 7]
 SAMPLED = {"temperature": 0.0, "ignore_eos": True}
 
@@ -16,8 +18,9 @@ SAMPLED = {"temperature": 0.0, "ignore_eos": True}
 class Target:
     """The daemon under attack."""
 
-    def __init__(self, daemon: DaemonProcess) -> None:
+    def __init__(self, daemon: DaemonProcess, credentials: Credentials | None = None) -> None:
         self.daemon = daemon
+        self.credentials = credentials
         with daemon.client() as client:
             status = client.status()
         self.address = next(address for address in status.addresses if not address.startswith("unix:"))

@@ -15,7 +15,8 @@ def target(demo_model):
         demo_configuration(
             demo_model, listen={"tcp": "127.0.0.1:0"}, log={"level": "info", "format": "json"}
         ),
-        {"FAKE_ENGINE": json.dumps({})},
+        # The product's ten seconds for a handshake would be ten seconds of waiting here.
+        {"FAKE_ENGINE": json.dumps({}), "FAKE_HANDSHAKE": "2000"},
         (str(FAKE_MODEL_DAEMON),),
     )
     try:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
+import ssl
 import time
 
 import grpc
 import pytest
-from attacked import IDS, SAMPLED
+from attacked import IDS, SAMPLED, Target
+from fixtures.pki import Authority
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from edged.client import Client
+from edged import errors
+from edged.client import Client, Credentials
 from edged.v1 import control_pb2, inference_pb2
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -114,17 +117,19 @@ def test_another_protocol_is_sent_away(target, request_bytes):
     target.answer()
 
 
-def test_five_hundred_slow_connections_hold_up_nobody(target):
+def hold_slow_connections(target, beginnings):
+    """Five hundred connections that say a little and then next to nothing; others are served meanwhile."""
     descriptors, memory = target.descriptors(), target.memory()
     slow = []
     try:
         for index in range(500):
             connection = socket.create_connection(target.place, timeout=10)
+            beginning = beginnings[index % len(beginnings)]
             with contextlib.suppress(OSError):
-                connection.sendall(PREFACE[: index % len(PREFACE)])
+                connection.sendall(beginning[: 1 + index % len(beginning)])
             slow.append(connection)
         began = time.monotonic()
-        with Client(target.address) as client:
+        with Client(target.address, credentials=target.credentials) as client:
             for _ in range(5):
                 for connection in random.Random(3).sample(slow, 50):
                     with contextlib.suppress(OSError):
@@ -133,15 +138,57 @@ def test_five_hundred_slow_connections_hold_up_nobody(target):
                 assert answer.finished.usage.generated_tokens == 4
         assert time.monotonic() - began < 60
         assert target.memory() - memory < 2 * GROWTH
-        # The handshake has ten seconds; then the daemon lets go by itself.
+        # When the time for a handshake is over, the daemon lets go by itself.
         end = time.monotonic() + 60
         while target.descriptors() > descriptors + 20:
             assert time.monotonic() < end, f"{target.descriptors()} descriptors are open, {descriptors} were"
-            time.sleep(0.5)
+            time.sleep(0.1)
     finally:
         for connection in slow:
             connection.close()
     target.answer()
+
+
+def test_five_hundred_slow_connections_hold_up_nobody(target):
+    hold_slow_connections(target, [PREFACE])
+
+
+@pytest.mark.soak
+def test_five_hundred_slow_handshakes_of_tls_hold_up_nobody(start_daemon, tmp_path):
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("server")
+    tls = {"certificate": str(certificate), "key": str(key)}
+    daemon = start_daemon(fake={}, listen={"tcp": "127.0.0.1:0", "tls": tls})
+    hello = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        ssl.create_default_context().wrap_bio(
+            ssl.MemoryBIO(), hello, server_hostname="localhost"
+        ).do_handshake()
+    target = Target(daemon, Credentials(ca=authority.ca))
+    hold_slow_connections(target, [hello.read(), PREFACE, b"\x16\x03\x01\xff\xff" + bytes(2000)])
+    assert daemon.stop() == 0
+    assert "Traceback" not in daemon.log()
+
+
+def test_a_listener_whose_connections_are_taken_leaves_the_others_alone(start_daemon):
+    daemon = start_daemon(fake={}, listen={"tcp": "127.0.0.1:0"}, limits={"connections": 5})
+    target = Target(daemon)
+    taken = []
+    try:
+        for _ in range(20):
+            connection = socket.create_connection(target.place, timeout=10)
+            with contextlib.suppress(OSError):
+                connection.sendall(PREFACE + EMPTY_SETTINGS)
+            taken.append(connection)
+        with Client(target.address) as client, pytest.raises(errors.EdgedError):
+            client.status(timeout=1)
+        target.answer()  # through the unix socket
+    finally:
+        for connection in taken:
+            connection.close()
+    with Client(target.address, wait_for_ready=True) as client:
+        assert client.status(timeout=30).version
+    assert daemon.stop() == 0
 
 
 def test_a_client_that_pings_without_end_is_let_go(target):
