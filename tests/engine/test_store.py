@@ -2,85 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import datetime as dt
 import os
-import random
-import resource
-import signal
-import stat
-import sys
 import tempfile
-import threading
-import time
-import traceback
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stored_plans import KEY, other_key, plan_of, stored
 
-from edged.engine.builder import Plan
 from edged.engine.entries import CHECK, MANIFEST, PLAN
-from edged.engine.key import NO_DRIVER, EngineKey
+from edged.engine.key import NO_DRIVER
 from edged.engine.manifest import DamagedError, Manifest
 from edged.engine.store import EngineStore, default_folder
 from edged.engine.timings import TimingCaches
-from edged.errors import CancelledError, EdgedError, FailedPreconditionError, ResourceExhaustedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from edged.engine.entries import StoredEngine
-
-KEY = EngineKey(
-    graph="a" * 64,
-    shapes="decode prefill",
-    dtype="bfloat16",
-    tensorrt="tensorrt_rtx 1.7.1.116",
-    targets="sm86 sm89",
-    driver="13.0",
-    plugins="b" * 64,
-    edged="0.1.0",
-)
-
-
-def other_key(**changes: str) -> EngineKey:
-    return dataclasses.replace(KEY, **changes)
-
-
-def plan_of(size: int = 3000, seed: int = 0) -> Plan:
-    return Plan(memoryview(random.Random(seed).randbytes(size)), {"decode": 10, "prefill": 70}, 1.5)
-
-
-def stored(
-    store: EngineStore, key: EngineKey = KEY, plan: Plan | None = None, slot: str = "s"
-) -> StoredEngine:
-    with store.building(key):
-        return store.publish(key, plan or plan_of(), slot=slot, label="model")
-
-
-def in_child(work: Callable[[], object]) -> int:
-    """Run something in a process of its own; its pid. It exits with 0, or 1 and a traceback."""
-    child = os.fork()
-    if child:
-        return child
-    status = 1
-    try:
-        work()
-        status = 0
-    except BaseException:  # noqa: BLE001 - a forked child may not go on in the parent's test
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def exit_of(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+from edged.errors import FailedPreconditionError
 
 
 def test_what_is_stored_is_found_byte_for_byte(tmp_path: Path) -> None:
@@ -351,171 +288,6 @@ class TestPruning:
     def test_an_empty_or_missing_cache_is_pruned_without_a_word(self, tmp_path: Path) -> None:
         assert EngineStore(tmp_path / "none").prune() == []
         assert EngineStore(tmp_path).prune() == []
-
-
-class TestProcesses:
-    def test_of_two_processes_one_builds_and_the_other_waits_for_it(self, tmp_path: Path) -> None:
-        store = EngineStore(tmp_path)
-        log = tmp_path / "log"
-
-        def build_or_find() -> None:
-            with store.building(KEY):
-                if store.find(KEY) is None:
-                    time.sleep(0.2)
-                    store.publish(KEY, plan_of(), slot="s", label="m")
-                    with log.open("a") as file:
-                        file.write("built\n")
-
-        children = [in_child(build_or_find) for _ in range(5)]
-        assert [exit_of(child) for child in children] == [0] * 5
-        assert log.read_text() == "built\n"
-        assert len(store.entries()) == 1
-
-    def test_a_crowd_that_comes_to_build_one_key_fails_nowhere(self, tmp_path: Path) -> None:
-        def come() -> None:
-            for _ in range(100):
-                with EngineStore(tmp_path).building(KEY):
-                    pass
-
-        with ThreadPoolExecutor(4) as pool:
-            for done in [pool.submit(come) for _ in range(4)]:
-                done.result(timeout=60)
-
-    def test_different_keys_are_built_at_the_same_time(self, tmp_path: Path) -> None:
-        store = EngineStore(tmp_path)
-        with store.building(KEY):
-            assert exit_of(in_child(lambda: stored(store, other_key(graph="x")))) == 0
-
-    def test_waiting_is_told_of_and_can_be_cancelled(self, tmp_path: Path) -> None:
-        store = EngineStore(tmp_path)
-        stop, told = threading.Event(), []
-
-        def waiting() -> None:
-            told.append(1)
-            if len(told) == 3:
-                stop.set()
-
-        other = EngineStore(tmp_path).building(KEY, waiting=waiting, cancelled=stop)
-        with store.building(KEY), pytest.raises(CancelledError), other:
-            pytest.fail("two build the same key")
-        assert len(told) == 3
-
-    @pytest.mark.one_python
-    def test_kill_9_at_any_moment_leaves_a_whole_engine_or_none_and_the_next_start_works(
-        self, tmp_path: Path
-    ) -> None:
-        store = EngineStore(tmp_path)
-        dice = random.Random(1)
-        plans = {bytes(plan_of(400_000, seed).data) for seed in range(3)}
-
-        def build_for_ever() -> None:
-            while True:
-                for seed in range(3):
-                    engine = stored(store, plan=plan_of(400_000, seed))
-                    store.record_check(engine, {}, passed=seed == 0)
-                    store.prune(500_000)
-
-        for _ in range(25):
-            child = in_child(build_for_ever)
-            time.sleep(dice.uniform(0.0, 0.08))
-            os.kill(child, signal.SIGKILL)
-            assert exit_of(child) == -signal.SIGKILL
-            # Nobody is told to clean up first: what is found is whole.
-            found = store.find(KEY)
-            assert found is None or found.plan in plans
-            assert all(fault == "" for _, fault in store.verify())
-        stored(store, plan=plan_of(400_000, 0))
-        store.prune(500_000)
-        assert store.find(KEY) is not None
-        assert not list(tmp_path.glob(".building-*"))
-
-    def test_the_lock_of_a_killed_builder_is_free(self, tmp_path: Path) -> None:
-        store = EngineStore(tmp_path)
-
-        def hang() -> None:
-            with store.building(KEY):
-                (tmp_path / f".building-{KEY.digest}.00000000").mkdir()
-                (tmp_path / "ready").touch()
-                time.sleep(60)
-
-        child = in_child(hang)
-        while not (tmp_path / "ready").exists():
-            time.sleep(0.005)
-        os.kill(child, signal.SIGKILL)
-        exit_of(child)
-        stored(store)
-        assert not list(tmp_path.glob(".building-*"))
-
-
-class TestDisk:
-    def test_a_disk_that_fills_is_refused_with_the_size_and_leaves_nothing(self, tmp_path: Path) -> None:
-        store = EngineStore(tmp_path)
-        stored(store, other_key(graph="x"))
-        names = {each.name for each in tmp_path.iterdir()}
-
-        def fill() -> None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-            with pytest.raises(
-                ResourceExhaustedError, match=r"no space left in .* for the engine's 195.31 KiB"
-            ):
-                stored(store, plan=plan_of(200_000))
-
-        assert exit_of(in_child(fill)) == 0
-        assert {each.name for each in tmp_path.iterdir()} == names
-        assert len(store.entries()) == 1
-
-    def test_a_folder_that_cannot_be_written_is_refused_before_the_build(self) -> None:
-        # No one, root included, makes folders there.
-        begin = EngineStore(Path("/sys/edged")).building(KEY)
-        with (
-            pytest.raises(FailedPreconditionError, match=r"/sys/edged cannot be written .*--cache or"),
-            begin,
-        ):
-            pytest.fail("must not begin to build")
-
-    def test_a_file_in_the_place_of_the_folder_is_refused(self, tmp_path: Path) -> None:
-        (tmp_path / "cache").write_text("")
-        store = EngineStore(tmp_path / "cache" / "engines")
-        assert store.find(KEY) is None
-        with pytest.raises(FailedPreconditionError, match="is no folder"), store.building(KEY):
-            pytest.fail("must not begin to build")
-
-    def test_a_read_only_cache_serves_what_it_has_and_builds_nothing(self) -> None:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            folder.chmod(0o755)
-            store = EngineStore(folder / "engines")
-            engine = stored(store)
-            everything = [folder, *folder.rglob("*")]
-            for each in everything:
-                each.chmod(stat.S_IMODE(each.stat().st_mode) & ~0o222)
-
-            def serve() -> None:
-                if os.getuid() == 0:
-                    os.setuid(65534)
-                found = store.find(KEY)
-                assert found is not None
-                assert found.plan == engine.plan
-                for change in (
-                    lambda: stored(store, other_key(graph="x")),
-                    lambda: store.record_check(found, {}, passed=True),
-                    lambda: store.prune(0),
-                ):
-                    with pytest.raises(FailedPreconditionError, match="cannot be written"):
-                        change()
-
-            try:
-                assert exit_of(in_child(serve)) == 0
-            finally:
-                for each in everything:
-                    with contextlib.suppress(OSError):
-                        each.chmod(0o755)
-
-    def test_an_error_inside_the_build_is_not_taken_for_one_of_the_cache(self, tmp_path: Path) -> None:
-        build = EngineStore(tmp_path).building(KEY)
-        with pytest.raises(OSError, match="of the build's own") as error, build:
-            raise OSError(28, "of the build's own")
-        assert not isinstance(error.value, EdgedError)
 
 
 def test_the_default_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
