@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from edged.checkpoint.packed import unpack_words
 from edged.checkpoint.ternary import unpack_ternary_words
-from edged.errors import UnsupportedError
+from edged.errors import InvalidArgumentError, UnsupportedError
 from edged.executor.torch_weights import read_weights
 from edged.models.architecture import Architecture
 from edged.models.decoder import Decoder
@@ -45,17 +45,13 @@ class BatchModel:
 
     Raises:
         CheckpointError: The folder is refused.
+        InvalidArgumentError: The device is not known.
         UnsupportedError: torch has no such device here.
     """
 
     def __init__(self, folder: Path, *, device: str, dtype: torch.dtype, sequences: int, length: int) -> None:
-        if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-            raise UnsupportedError(
-                "torch finds no CUDA device here: install a torch that was built for it, or take device cpu",
-                field="device",
-            )
         self.architecture = Architecture.read(folder)
-        self.device, self.dtype = torch.device(device), dtype
+        self.device, self.dtype = device_of(device), dtype
         self.sequences, self.length = sequences, length
         self._folder = folder
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -149,6 +145,25 @@ class BatchModel:
     def _run(self, tokens: torch.Tensor, positions: torch.Tensor, stored: int) -> torch.Tensor:
         self._operators.begin(tokens, positions, stored)
         return self._decoder.forward(self._operators)
+
+
+def device_of(name: str) -> torch.device:
+    """A device by torch's name for it.
+
+    Raises:
+        InvalidArgumentError: It is neither ``cpu`` nor ``cuda``, with a number or without one.
+        UnsupportedError: torch has no such device here.
+    """
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
+        raise InvalidArgumentError(f"device {name!r} is not known: give cpu, cuda or cuda:1", field="device")
+    if kind == "cuda" and not int(number or 0) < torch.cuda.device_count():
+        raise UnsupportedError(
+            f"torch finds {torch.cuda.device_count()} CUDA devices here, and {name} was asked for: install a torch that was "
+            "built for CUDA, or take device cpu",
+            field="device",
+        )
+    return torch.device(name)
 
 
 class BatchOperators:

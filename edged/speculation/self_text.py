@@ -22,9 +22,9 @@ _READ_TOKENS = 1 << 16
 """Tokens whose hidden states are read in one pass on a GPU."""
 
 
-def sequences_together(device: str, bytes_each: int) -> int:
+def sequences_together(device: torch.device, bytes_each: int) -> int:
     """How many sequences a device continues side by side, of which each takes so much memory."""
-    if torch.device(device).type != "cuda":
+    if device.type != "cuda":
         return _CPU_TOGETHER
     free, _ = torch.cuda.mem_get_info(device)
     return max(_CPU_TOGETHER, min(_MOST_TOGETHER, free // 4 // bytes_each))

@@ -21,7 +21,7 @@ import torch
 
 from edged.checkpoint.chat_template import ChatTemplate
 from edged.checkpoint.tokenizer import Tokenizer
-from edged.executor.torch_batch import BatchModel
+from edged.executor.torch_batch import BatchModel, device_of
 from edged.models.architecture import Architecture
 from edged.speculation.draft_files import write_draft
 from edged.speculation.draft_loss import distribution_loss, feature_loss
@@ -67,7 +67,7 @@ class DraftTrainer:
 
     Raises:
         CheckpointError: The model's folder is refused.
-        InvalidArgumentError: There is too little text.
+        InvalidArgumentError: There is too little text, or the device is not known.
         UnsupportedError: torch has no such device here.
     """
 
@@ -83,6 +83,7 @@ class DraftTrainer:
         device: str = "cpu",
         threads: int = 0,
     ) -> None:
+        where = device_of(device)
         self._say = say
         self._folder, self._destination, self._plan, self._progress = model, destination, plan, progress
         self._tokenizer = Tokenizer.load(model)
@@ -98,12 +99,11 @@ class DraftTrainer:
         )
         torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
         self._a = a = Architecture.read(model)
-        on_gpu = torch.device(device).type == "cuda"
         self._model = BatchModel(
             model,
             device=device,
-            dtype=torch.bfloat16 if on_gpu else torch.float32,
-            sequences=sequences_together(device, plan.length * 4 * a.layers * a.kv_width + 16 * a.vocabulary),
+            dtype=torch.bfloat16 if where.type == "cuda" else torch.float32,
+            sequences=sequences_together(where, plan.length * 4 * a.layers * a.kv_width + 16 * a.vocabulary),
             length=plan.length,
         )
         self._work = destination.with_name(destination.name + ".training")

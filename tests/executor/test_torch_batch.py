@@ -60,7 +60,7 @@ def test_every_order_of_inputs(name, tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_is_not_there_is_refused(tmp_path):
     save(MODELS["llama"], tmp_path)
-    with pytest.raises(UnsupportedError, match="finds no CUDA device"):
+    with pytest.raises(UnsupportedError, match="finds 0 CUDA devices here, and cuda was asked for"):
         BatchModel(tmp_path, device="cuda", dtype=torch.bfloat16, sequences=1, length=8)
 
 

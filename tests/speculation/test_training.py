@@ -237,4 +237,6 @@ def test_edgectl_says_that_there_is_no_gpu(tmp_path, capsys):
     (tmp_path / "text.txt").write_text(words(count=4000))
     arguments = ["draft", "train", str(model), str(tmp_path / "draft"), "--text", str(tmp_path / "text.txt")]
     assert app([*arguments, "--sequences", "16", "--device", "cuda"], standalone_mode=False) == 5
-    assert "finds no CUDA device" in " ".join(capsys.readouterr().err.split())
+    assert "finds 0 CUDA devices here" in " ".join(capsys.readouterr().err.split())
+    assert app([*arguments, "--device", "gpu"], standalone_mode=False) == 64
+    assert "device 'gpu' is not known" in " ".join(capsys.readouterr().err.split())
