@@ -177,14 +177,14 @@ def full_collector():
 
 
 def exported(served):
-    """Every name that a daemon exports, with TLS and a board."""
+    """Every name that a daemon exports, with TLS and a board, and the labels seen on it."""
     registry = CollectorRegistry()
     registry.register(full_collector())
     RequestMetrics(registry)
-    names = {family.name for family in text_string_to_metric_families(fetch(served[1])[1])}
-    for family in registry.collect():
-        names.add(family.name)
-    return names
+    labels = {}
+    for family in (*text_string_to_metric_families(fetch(served[1])[1]), *registry.collect()):
+        labels.setdefault(family.name, set()).update(*(sample.labels for sample in family.samples))
+    return labels
 
 
 def asked(expression):
@@ -222,8 +222,13 @@ def test_every_metric_of_the_alerts_is_exported(served):
     for rule in rules:
         wanted = asked(rule["expr"])
         assert wanted or 'up{job="edged"}' in rule["expr"]
+        known = {"instance", "job", "le"}  # Prometheus' own
         for name in wanted:
             assert family_of(name, names), f"{rule['alert']}: {name}"
+            known |= names[re.sub(r"_(total|bucket|count|sum)$", "", name)]
+        text = f"{rule['expr']} {rule['annotations']['summary']}"
+        named = re.findall(r"\$labels\.(\w+)|(\w+)!?=~?\"|by \(([^)]*)\)", text)
+        assert set(re.findall(r"\w+", " ".join(map(" ".join, named)))) <= known, rule["alert"]
         assert rule["annotations"]["action"]
 
 
