@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import transformers
@@ -201,21 +203,15 @@ def test_edgectl(tool_daemon, tool_client, run_edgectl, tmp_path):
 
 
 @pytest.fixture
-def run_edgectl(tmp_path):
-    import os
-    import subprocess
-    import sys
-
+def run_edgectl(tmp_path, fork_server):
     def run(*arguments, stdin="", **environment):
-        return subprocess.run(
-            [sys.executable, "-m", "edged.cli", *map(str, arguments)],
-            input=stdin,
-            capture_output=True,
-            text=True,
+        done = fork_server.run(
+            [str(each) for each in arguments],
+            stdin=stdin.encode(),
             timeout=60,
             cwd=tmp_path,
-            env={**os.environ, **environment},
-            check=False,
+            environment={**os.environ, **environment},
         )
+        return SimpleNamespace(returncode=done.code, stdout=done.out.decode(), stderr=done.err.decode())
 
     return run
