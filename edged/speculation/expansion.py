@@ -89,4 +89,5 @@ def _add(proposal: Proposal, token: int, parent: int, probability: float, rates:
     kind = class_of(probability)
     trust = min(rates[kind] / PRIOR_RATES[kind], 1 / max(probability, 1e-9))
     chance = 1.0 if parent < 0 else proposal.chances[parent]
-    return proposal.add(token, parent, chance * probability * trust, kind)
+    # Rounding could make a child likelier than its parent by a bit, and a part of the tree would have it alone.
+    return proposal.add(token, parent, min(chance, chance * probability * trust), kind)

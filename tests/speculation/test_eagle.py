@@ -288,6 +288,20 @@ def test_the_pool_has_k_and_k_squared_nodes_a_level():
         assert len(pool) == width + width**2 * (depth - 1)
 
 
+def test_no_child_is_likelier_than_its_parent_by_rounding():
+    class Sure(Table):
+        def likeliest(self, node, count):
+            r = np.random.default_rng([self._seed, *self._paths[node]])
+            return list(range(count)), np.sort(r.uniform(0.5, 1.0, count))[::-1].tolist()
+
+    for seed in range(200):
+        pool = grow(Sure(seed), depth=4, width=3, rates=[0.98] * CLASSES)
+        assert all(
+            parent < 0 or pool.chances[node] <= pool.chances[parent]
+            for node, parent in enumerate(pool.parents)
+        )
+
+
 def test_rates_temper_what_a_draft_believes():
     sure = grow(Table(2), depth=2, width=2, rates=PRIOR_RATES)
     doubted = grow(Table(2), depth=2, width=2, rates=[rate / 2 for rate in PRIOR_RATES])
