@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,10 @@ from edged.speculation.draft_loss import distribution_loss, feature_loss
 from edged.speculation.eagle_layer import EagleLevels, first_weights
 from edged.speculation.self_text import continue_prompts, hidden_states, sequences_together
 from edged.speculation.token_rank import most_frequent
+from edged.speculation.training_data import TrainingData
 from edged.speculation.training_plan import HELD_OUT, TrainingPlan
 from edged.speculation.training_prompts import Prompts, asked, chat_frame, make_prompts
+from edged.speculation.training_step import Batch, TrainingStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,12 +44,12 @@ if TYPE_CHECKING:
     Progress = Callable[[str, int, int], None]
     Tokens = npt.NDArray[np.int32]
 
-_FEATURE_LOSS = 1.0
-_TOKEN_LOSS = 0.1
+_FEATURE_LOSS = 0.0
+_TOKEN_LOSS = 1.0
 _LEVEL_SHARE = 0.9
 """What each further level's loss weighs of the one above it."""
 _MOST_HELD_OUT = 256
-_SAVE_EVERY = 50
+_SAVE_SECONDS = 20.0
 _LEAST_ASKED = 8
 """Tokens that must be left for what the model asks itself."""
 EVALUATED_DEPTH = 4
@@ -122,7 +125,7 @@ class DraftTrainer:
         self._ask_itself()
         tokens = self._sequences()
         hidden = hidden_states(self._model, tokens, self._progress)
-        data = _Data(torch.from_numpy(tokens.astype(np.int64)), hidden, self._counting_rows(tokens))
+        data = TrainingData(torch.from_numpy(tokens.astype(np.int64)), hidden, self._counting_rows(tokens))
         data = data.near(self._model.device)
         weights = self._train(data)
         accepted = self._acceptance(weights, data)
@@ -212,16 +215,16 @@ class DraftTrainer:
         counts[:, :-1] = (answer & ~over)[:, 2:]
         return torch.from_numpy(counts)
 
-    def _train(self, data: _Data) -> Weights:
+    def _train(self, data: TrainingData) -> Weights:
         """The draft's weights after every pass, or those that a stopped run has left and what was to do."""
         plan, device = self._plan, self._model.device
         torch.manual_seed(plan.seed)
         weights = {name: torch.nn.Parameter(each.to(device)) for name, each in first_weights(self._a).items()}
-        optimizer = torch.optim.AdamW(
-            weights.values(), lr=plan.rate, betas=(0.9, 0.95), weight_decay=0.0, fused=device.type == "cuda"
-        )
+        step = TrainingStep(weights, partial(self._loss, weights), plan.rate)
         kept = torch.tensor([index for index in range(len(data.tokens)) if index % HELD_OUT])
-        batches = -(-len(kept) // plan.batch)
+        size = min(plan.batch, len(kept))
+        batches = -(-len(kept) // size)
+        rows = max(1, round(float(data.counts.mean()) * size * data.counts.shape[1]))
         total, done = plan.passes * batches, 0
         state = self._work / "state.pt"
         if state.exists():
@@ -229,62 +232,65 @@ class DraftTrainer:
             with torch.no_grad():
                 for name, value in saved["weights"].items():
                     weights[name].copy_(value)
-            optimizer.load_state_dict(saved["optimizer"])
+            step.restore(saved["optimizer"])
             done = saved["done"]
+        saved_at = time.monotonic()
         while done < total:
             epoch, batch = divmod(done, batches)
             order = torch.randperm(len(kept), generator=torch.Generator().manual_seed(plan.seed + epoch))
-            some = kept[order[batch * plan.batch : (batch + 1) * plan.batch]]
-            for group in optimizer.param_groups:
-                group["lr"] = plan.rate * _share(done, total)
-            loss = self._loss(weights, data.part(some, device))
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(weights.values(), 1.0)
-            optimizer.step()
+            order = torch.cat([order, order])[batch * size : (batch + 1) * size]  # all batches have one size
+            some = data.batch(kept[order], rows, seed=plan.seed + done, device=device)
+            loss = step.run(some, plan.rate * _share(done, total))
             done += 1
-            if done % _SAVE_EVERY == 0 or done == total:
+            if time.monotonic() - saved_at >= _SAVE_SECONDS or done == total:
                 content = {
                     "weights": {name: each.detach() for name, each in weights.items()},
-                    "optimizer": optimizer.state_dict(),
+                    "optimizer": step.optimizer.state_dict(),
                     "done": done,
                 }
                 _replace(state, partial(torch.save, content))
+                saved_at = time.monotonic()
             self._progress("training", done, total)
             if done % batches == 0:
                 shown = " ".join(f"{rate:.0%}" for rate in self._acceptance(weights, data))
                 self._say(
-                    f"pass {done // batches} of {plan.passes}: loss {float(loss.detach()):.3f}, right by depth {shown}"
+                    f"pass {done // batches} of {plan.passes}: loss {float(loss):.3f}, right by depth {shown}"
                 )
         return {name: each.detach() for name, each in weights.items()}
 
-    def _outs(self, weights: Weights, data: _Data, levels: int) -> list[torch.Tensor]:
-        """Each level's outputs ``[B, L - 1, H]``."""
-        with torch.autocast(data.tokens.device.type, torch.bfloat16, enabled=data.tokens.is_cuda):
-            embedded = self._embedding[data.tokens[:, 1:]].float() * self._a.embedding_scale
+    def _outs(
+        self, weights: Weights, tokens: torch.Tensor, hidden: torch.Tensor, levels: int
+    ) -> list[torch.Tensor]:
+        """Each level's outputs ``[B, L - 1, H]`` of tokens ``[B, L]`` and hidden states ``[B, L, H]``."""
+        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=tokens.is_cuda, cache_enabled=False):
+            embedded = self._embedding[tokens[:, 1:]].float() * self._a.embedding_scale
             layer = EagleLevels(weights, self._a, embedded, self._angles)
-            outs = [layer.run(data.hidden[:, :-1].float())]
+            outs = [layer.run(hidden[:, :-1].float())]
             while len(outs) < levels:
                 outs.append(layer.run(layer.shifted(outs[-1])))
         return outs
 
-    def _loss(self, weights: Weights, data: _Data) -> torch.Tensor:
-        """Of a batch: row i of each level stands for the hidden state at position i + 1."""
-        rows = data.counts.flatten().nonzero()[:, 0]  # the LM head is most of the work, so it sees no others
-        outs = [out.flatten(0, 1)[rows] for out in self._outs(weights, data, self._plan.levels)]  # [R, H]
-        wanted = data.hidden[:, 1:].flatten(0, 1)[rows]
-        places = rows % data.counts.shape[1]
-        counted = torch.stack([(places >= level).float() for level in range(len(outs))])  # [levels, R]
-        shares = _LEVEL_SHARE ** torch.arange(len(outs), device=wanted.device)
+    def _loss(self, weights: Weights, batch: Batch) -> torch.Tensor:
+        """Of a batch: row i of each level stands for the hidden state at position i + 1.
+
+        The LM head is most of the work, so it sees no rows but those that count.
+        """
+        levels = self._outs(weights, batch.tokens, batch.hidden, self._plan.levels)
+        outs = [out.flatten(0, 1)[batch.rows] for out in levels]  # [R, H]
+        wanted = batch.hidden[:, 1:].flatten(0, 1)[batch.rows]
+        places = batch.rows % (batch.tokens.shape[1] - 1)
+        counted = torch.stack([batch.shares * (places >= level) for level in range(len(outs))])  # [levels, R]
         losses = _TOKEN_LOSS * distribution_loss(self._head, wanted, counted, outs)
         if _FEATURE_LOSS:
             features = [feature_loss(out, wanted, rows) for out, rows in zip(outs, counted, strict=True)]
             losses = losses + _FEATURE_LOSS * torch.stack(features)
-        result: torch.Tensor = (losses * shares).sum() / shares.sum()
-        return result
+        result = torch.zeros((), device=losses.device)
+        for level, loss in enumerate(losses.unbind()):
+            result = result + loss * (_LEVEL_SHARE**level)
+        return result / sum(_LEVEL_SHARE**level for level in range(len(outs)))
 
     @torch.no_grad()
-    def _acceptance(self, weights: Weights, data: _Data) -> list[float]:
+    def _acceptance(self, weights: Weights, data: TrainingData) -> list[float]:
         """How often the draft's likeliest chain goes on as the sequence did, by depth, given that it did so far.
 
         Only sequences that are held out count.
@@ -294,37 +300,18 @@ class DraftTrainer:
         fits = torch.zeros(EVALUATED_DEPTH, dtype=torch.int64)
         tried = torch.zeros(EVALUATED_DEPTH, dtype=torch.int64)
         for some in held.split(self._plan.batch):
-            part = data.part(some, self._model.device)
-            counts = part.counts > 0
+            tokens, hidden, counts = data.part(some, self._model.device)
+            counts = counts > 0
             right = torch.ones_like(counts)
-            for depth, out in enumerate(self._outs(weights, part, EVALUATED_DEPTH)):
+            for depth, out in enumerate(self._outs(weights, tokens, hidden, EVALUATED_DEPTH)):
                 guess = (out.to(self._head.dtype) @ self._head.t()).argmax(-1)  # [B, L - 1]
-                following = torch.nn.functional.pad(part.tokens[:, 2:], (0, 1), value=-1)
+                following = torch.nn.functional.pad(tokens[:, 2:], (0, 1), value=-1)
                 asked = right & counts
                 right = asked & (guess == following)
                 tried[depth] += asked.sum().cpu()
                 fits[depth] += right.sum().cpu()
                 right = torch.nn.functional.pad(right[:, :-1], (1, 0))  # the next level's row is the next one
         return [float(good) / max(1, int(all_)) for good, all_ in zip(fits, tried, strict=True)]
-
-
-@dataclass(frozen=True)
-class _Data:
-    """Sequences: token ids int64 ``[S, L]``, hidden states ``[S, L, H]`` and which rows count ``[S, L - 1]``."""
-
-    tokens: torch.Tensor
-    hidden: torch.Tensor
-    counts: torch.Tensor
-
-    def near(self, device: torch.device) -> _Data:
-        """All of them on a GPU, where they take no more than a third of its free memory."""
-        if device.type != "cuda" or 3 * self.hidden.nbytes > torch.cuda.mem_get_info(device)[0]:
-            return self
-        return _Data(*(each.to(device) for each in (self.tokens, self.hidden, self.counts)))
-
-    def part(self, some: torch.Tensor, device: torch.device) -> _Data:
-        """Some of them, on a device."""
-        return _Data(*(each[some].to(device) for each in (self.tokens, self.hidden, self.counts)))
 
 
 def acceptance_length(rates: list[float]) -> float:

@@ -25,7 +25,8 @@ from edged.speculation.eagle_draft import EagleDraft
 from edged.speculation.eagle_layer import first_weights
 from edged.speculation.expansion import PRIOR_RATES
 from edged.speculation.self_text import hidden_states
-from edged.speculation.training import DraftTrainer, _Data, acceptance_length
+from edged.speculation.training import DraftTrainer, acceptance_length
+from edged.speculation.training_data import TrainingData
 from edged.speculation.training_plan import TrainingPlan
 
 PLAN = TrainingPlan(sequences=64, prompt_tokens=16, answer_tokens=32, passes=4, rate=3e-3, temperature=0.0)
@@ -65,7 +66,7 @@ def test_a_trained_draft_is_right_more_often_and_runs(tmp_path, changes):
     hidden = hidden_states(trainer._model, tokens, lambda *_: None)
     tokens = torch.from_numpy(tokens.astype("int64"))
     torch.manual_seed(0)
-    data = _Data(tokens, hidden, trainer._counting_rows(tokens.numpy()))
+    data = TrainingData(tokens, hidden, trainer._counting_rows(tokens.numpy()))
     before = trainer._acceptance(first_weights(Architecture.read(model)), data)
     assert accepted[0] > before[0] + 0.1
     assert len(said) == PLAN.passes
@@ -124,7 +125,8 @@ class StoppedError(Exception):
         "training",
     ],
 )
-def test_what_was_stopped_goes_on(tmp_path, what):
+def test_what_was_stopped_goes_on(tmp_path, what, monkeypatch):
+    monkeypatch.setattr("edged.speculation.training._SAVE_SECONDS", 0.0)
     plan = replace(PLAN, passes=4, sequences=32, batch=2)
     model = write_model(tmp_path / "model")
     train(model, tmp_path / "whole", plan)
