@@ -18,7 +18,6 @@ from _report import add_json_option, environment, report
 
 from plugins_trt.contract import DeviceArray
 from plugins_trt.registry import Kernels
-from plugins_trt.sample import launch
 from plugins_trt.sample.contract import WORKSPACE, Options, Sample
 from plugins_trt.sample.launch import Sampler
 from plugins_trt.sample.rows import LOGPROB_WORDS, ROW_WORDS, RowWriter, Terms, mask_words
@@ -127,7 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=20, metavar="N")
     parser.add_argument(
-        "--blocks", type=int, nargs="*", default=[], metavar="N", help="most thread blocks of a row"
+        "--blocks", type=int, nargs="*", default=[], metavar="N", help="thread blocks of a launch, at most"
     )
     add_json_option(parser)
     options = parser.parse_args()
@@ -142,11 +141,14 @@ def main() -> None:
     kernels, stream = Kernels.of_current_device(), driver.Stream()
     torch_stream = torch.cuda.ExternalStream(stream.handle)
     torch.cuda.set_stream(torch_stream)
-    sampler = Sampler(kernels.operator("sample"), multiprocessors=kernels.multiprocessors)
+    sampler = Sampler(
+        kernels.operator("sample"), multiprocessors=kernels.multiprocessors, capability=kernels.capability
+    )
+    resident = sampler._resident  # noqa: SLF001
 
     figures: dict[str, float] = {}
-    for most in options.blocks or [launch._MOST_BLOCKS]:  # noqa: SLF001
-        launch._MOST_BLOCKS = most  # noqa: SLF001
+    for most in options.blocks or [resident]:
+        sampler._resident = min(most, resident)  # noqa: SLF001
         suffix = f"_{most}_blocks" if options.blocks else ""
         for name in ("normal", "top", "flat", "equal", "flat_top", "options"):
             for rows in ROWS:

@@ -222,7 +222,9 @@ class CudaDevice:
             norm = RmsNormalizer(find("rms_norm"), dtype=plan.dtype)
             multiply = SiluMultiplier(find("silu_mul"), dtype=plan.dtype)
             best = Argmaxer(find("argmax"), dtype="float32")
-            draw = Sampler(find("sample"), multiprocessors=self.multiprocessors)
+            draw = Sampler(
+                find("sample"), multiprocessors=self.multiprocessors, capability=self._kernels.capability
+            )
             skinny = SkinnyLinearMultiplier(
                 find("skinny_linear"),
                 multiprocessors=self.multiprocessors,

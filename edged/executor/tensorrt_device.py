@@ -202,7 +202,9 @@ class PyCudaDevice:
         a, find, stream = plan.architecture, self._kernels.operator, self._stream
         try:
             best = Argmaxer(find("argmax"), dtype="float32")
-            draw = Sampler(find("sample"), multiprocessors=self.multiprocessors)
+            draw = Sampler(
+                find("sample"), multiprocessors=self.multiprocessors, capability=self._kernels.capability
+            )
             attend = Attender(
                 self._kernels, dtype=plan.dtype, heads=a.heads, kv_heads=a.kv_heads, head_dim=a.head_dim
             )

@@ -3,6 +3,11 @@
 #include "common.cuh"
 
 constexpr int kThreads = 256;
+#if __CUDA_ARCH__ == 900
+constexpr int kResident = 3;  // thread blocks of a multiprocessor, which launch.py counts with
+#else
+constexpr int kResident = 2;
+#endif
 
 // Loads and stores that thread blocks exchange numbers by, past the caches of their multiprocessors.
 

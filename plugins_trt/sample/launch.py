@@ -13,25 +13,33 @@ if TYPE_CHECKING:
 
 _THREADS = 256
 _SHARED = 25 * 1024
-_RESIDENT = 2
-"""Thread blocks that a multiprocessor of every target holds at once."""
+_RESIDENT = {9: 3}
+"""Thread blocks that a multiprocessor holds at once, by the major compute capability: 2 where it does not say."""
 _MOST_BLOCKS = 32
 _LEAST_TOKENS = 1024
 """Of a thread block: for fewer, meeting the others costs more than it saves."""
 
 
-def row_blocks(rows: int, vocabulary: int, multiprocessors: int) -> int:
-    """Thread blocks of a row. Where there are several, all of the launch are resident together: they wait for each other."""
-    return max(1, min(_MOST_BLOCKS, _RESIDENT * multiprocessors // rows, ceil_div(vocabulary, _LEAST_TOKENS)))
+def row_blocks(rows: int, vocabulary: int, resident: int) -> int:
+    """Thread blocks of a row. Where there are several, all of the launch must be resident: they wait for each other.
+
+    Args:
+        rows: Of the launch.
+        vocabulary: Tokens of a row.
+        resident: Thread blocks that the device holds at once.
+    """
+    return max(1, min(_MOST_BLOCKS, resident // rows, ceil_div(vocabulary, _LEAST_TOKENS)))
 
 
 class Sampler:
     """The kernel."""
 
-    def __init__(self, function: Callable[[str, int], Any], *, multiprocessors: int) -> None:
+    def __init__(
+        self, function: Callable[[str, int], Any], *, multiprocessors: int, capability: tuple[int, int]
+    ) -> None:
         """Finds the kernel with `function` (see `registry.Kernels.operator`), for a device of so many multiprocessors."""
         self._kernel = function("sample_f32", _SHARED).prepare("PPPPPPPPPPPPqii", overlaps=True)
-        self._multiprocessors = multiprocessors
+        self._resident = _RESIDENT.get(capability[0], 2) * multiprocessors
 
     def __call__(self, args: Sample, stream: Any = None) -> None:  # noqa: ANN401 -- PyCUDA is untyped
         """Enqueues one launch."""
@@ -47,7 +55,7 @@ class Sampler:
                 options.logprobs.pointer,
             )
         self._kernel.prepared_async_call(
-            (row_blocks(rows, vocabulary, self._multiprocessors), rows, 1),
+            (row_blocks(rows, vocabulary, self._resident), rows, 1),
             (_THREADS, 1, 1),
             stream,
             args.logits.pointer,

@@ -9,6 +9,7 @@ struct View {
     float largest, temperature, inverse;
     bool filters;      // whether what follows leaves tokens out
     bool by_deviation; // the order is that of the deviations, not of the ranks
+    bool counts;       // tokens are looked for by their number
     float mean;        // of the distances
     float widest;      // largest deviation
     double least;      // smallest weight
@@ -29,10 +30,10 @@ struct View {
         return !filters || ((double)expf(-distance) >= least && order_of(logit, id) <= last &&
                             deviation(distance) <= widest);
     }
-    // Of the first level: fine ones, all further tokens that have a weight, or none (-1, for NaN too).
+    // Of the first level; -1 for tokens without weight.
     __device__ __forceinline__ int bin(float distance) const {
         float place = (by_deviation ? deviation(distance) : distance) * kBinsPerUnit;
-        return place < (float)kTail ? (int)place : distance < kWeightless ? kTail : -1;
+        return place < (float)kBins ? (int)place : -1;  // (-1 for NaN, too)
     }
     __device__ __forceinline__ u64 order(float logit, int id, float distance) const {
         return by_deviation ? (u64)__float_as_uint(deviation(distance)) << 32 | (u32)id : order_of(logit, id);
@@ -57,26 +58,28 @@ struct View {
     }
 };
 
+// Adds tokens to a bin. These are the additions that a draw waits for: most are left out for most tokens.
 __device__ __forceinline__ void count(Shared& s, int bin, u64 weight, u32 tokens) {
     constexpr u32 kLow = (1u << kLimb) - 1;
-    atomicAdd(&s.bins.counts[bin], tokens);
+    if (tokens != 0) atomicAdd(&s.bins.counts[bin], tokens);
     if (weight == 0) return;
     atomicAdd(&s.bins.low[bin], (u32)weight & kLow);
     u32 high = (u32)(weight >> kLimb);
     if (high != 0) atomicAdd(&s.bins.high[bin], high);
 }
 
-// Counts one token a lane (-1: none). Where logits are nearly equal whole warps fall into one bin: those add up first.
-__device__ __forceinline__ void tally(Shared& s, int bin, u64 weight) {
+// Adds one token a lane to its bin (-1: none), and counts it in bins below `counted`. Where logits are nearly equal whole
+// warps fall into one bin: those add up first.
+__device__ __forceinline__ void tally(Shared& s, int bin, u64 weight, int counted) {
     u32 some = __ballot_sync(kFull, bin >= 0);
     if (some == 0) return;
     int together = 0;
     if (some == kFull) __match_all_sync(kFull, bin, &together);
     if (!together) {
-        if (bin >= 0) count(s, bin, weight, 1);
+        if (bin >= 0) count(s, bin, weight, bin < counted ? 1 : 0);
     } else {
         weight = warp_sum_wide(weight);
-        if (threadIdx.x % 32 == 0) count(s, bin, weight, 32);
+        if (threadIdx.x % 32 == 0) count(s, bin, weight, bin < counted ? 32 : 0);
     }
 }
 
@@ -164,7 +167,7 @@ struct Row {
     }
 
     __device__ __forceinline__ View view(float temperature) const {
-        return {logits, first, end, 0.0f, temperature, __fdiv_rn(1.0f, temperature), false, false, 0.0f, kInfinity, 0.0, ~0ull};
+        return {logits, first, end, 0.0f, temperature, __fdiv_rn(1.0f, temperature), false, false, true, 0.0f, kInfinity, 0.0, ~0ull};
     }
 
     // Waits for the row's other thread blocks; what they wrote before is seen after it.
@@ -275,9 +278,9 @@ struct Row {
         view.mean = (float)((double)moment / (double)mass);
     }
 
-    // Lists the tokens that `listed` names, at most kListed, in `s.list`, in no order.
+    // Lists the tokens that `listed` names, at most kListed, in `s.list`, in no order; returns how many there are.
     template <typename Listed>
-    __device__ __forceinline__ void gather(Shared& s, const View& view, Listed listed) {
+    __device__ __forceinline__ u32 gather(Shared& s, const View& view, Listed listed) {
         u32 now = list & 1, counter = list % 3;
         ++list;
         if (blockIdx.x == 0 && threadIdx.x == 0) space->listed[list % 3] = 0;
@@ -298,6 +301,7 @@ struct Row {
             s.list.weights[i] = fresh(&space->weights[now][i]);
         }
         __syncthreads();
+        return size;
     }
 };
 

@@ -5,14 +5,13 @@
 // Weights exp((l - max) / t) are whole multiples of 2^-36 here, so their sums are exact in any order. Tokens are counted
 // into bins by their distance from the largest logit, which grows with their rank; what is looked for (the last of
 // top_k, the last of top_p, the token itself) lies in one bin, whose few tokens are then compared with each other. A bin
-// with many is divided into bins again, between its first and its last token. Most tokens of most distributions are far
-// from the largest: they make one bin together.
+// with many is divided into bins again, between its first and its last token.
 #include "sample/row.cuh"
 
-// Fills a histogram with the slice's tokens, whose bins `bin_of` gives (-1: none). All zeros before, and all blocks' after
-// they have met.
+// Fills a histogram with the slice's tokens, whose bins `bin_of` gives (-1: none) and which are counted in bins below
+// `counted`. It is all zeros before, and all thread blocks' after they have met.
 template <typename BinOf>
-__device__ __forceinline__ void fill(Shared& s, Histogram* h, const View& view, BinOf bin_of) {
+__device__ __forceinline__ void fill(Shared& s, Histogram* h, const View& view, int counted, BinOf bin_of) {
     for (int start = view.first; start < view.end; start += kMostCounted) {
         int end = min_int(view.end, start + kMostCounted);
         __syncthreads();
@@ -21,33 +20,26 @@ __device__ __forceinline__ void fill(Shared& s, Histogram* h, const View& view, 
         view.each(start, end, [&](int id, float logit, bool exists) {
             u64 weight = 0;
             int bin = exists ? bin_of(id, logit, weight) : -1;
-            tally(s, bin, weight);
+            tally(s, bin, weight, counted);
         });
         __syncthreads();
         for (int b = threadIdx.x; b < kBins; b += kThreads) {
-            if (s.bins.counts[b] == 0) continue;
-            atomicAdd(&h->counts[b], s.bins.counts[b]);
-            atomicAdd(&h->masses[b], (u64)s.bins.low[b] + ((u64)s.bins.high[b] << kLimb));
+            u32 tokens = s.bins.counts[b];
+            u64 mass = (u64)s.bins.low[b] + ((u64)s.bins.high[b] << kLimb);
+            if (tokens != 0) atomicAdd(&h->counts[b], tokens);
+            if (mass != 0) atomicAdd(&h->masses[b], mass);
         }
     }
 }
 
 __device__ __noinline__ void fill_first(Shared& s, Histogram* h, const View& view) {
-    u64 mass = 0, tokens = 0;  // of the tail
-    fill(s, h, view, [&](int id, float logit, u64& weight) {
+    fill(s, h, view, view.counts ? kBins : kCounted, [&](int id, float logit, u64& weight) {
         float distance = view.distance(logit);
         int bin = view.bin(distance);
         if (bin < 0 || !view.takes(logit, id, distance)) return -1;
         weight = view.weight(distance);
-        if (bin < kTail) return bin;
-        mass += weight, ++tokens;
-        return -1;
+        return bin;
     });
-    block_sum(s, mass, tokens);
-    if (threadIdx.x == 0 && tokens > 0) {
-        atomicAdd(&h->counts[kTail], (u32)tokens);
-        atomicAdd(&h->masses[kTail], mass);
-    }
 }
 
 // The bin in which the running sum of weights (or of tokens) first exceeds `target`.
@@ -69,37 +61,45 @@ __device__ __forceinline__ Interval locate(Shared& s, const Scan& scan, bool by_
     return found;
 }
 
+// Divides an interval into bins, and leaves the one in which `target` is.
+__device__ __noinline__ void divide(Shared& s, Row& row, const View& view, Interval& at, bool by_count, u64 target) {
+    row.bounds(s, view, at);
+    int width = 64 - __clzll((i64)(at.high - at.low));
+    int shift = width > kBinBits ? width - kBinBits : 0;
+    Histogram* h = row.next_histogram();
+    u64 low = at.low, high = at.high;
+    fill(s, h, view, kBins, [&](int id, float logit, u64& weight) {
+        float distance = view.distance(logit);
+        if (!view.takes(logit, id, distance)) return -1;
+        u64 order = view.order(logit, id, distance);
+        if (order < low || order > high) return -1;
+        weight = view.weight(distance);
+        return (int)((order - low) >> shift);
+    });
+    row.meet();
+    Scan scan = scan_of(s, h);
+    Interval part = locate(s, scan, by_count, target - (by_count ? (u64)at.count : at.mass));
+    at.low = low + ((u64)part.bin << shift);
+    u64 last = at.low + ((1ull << shift) - 1);
+    at.high = last < high ? last : high;
+    at.mass += part.mass, at.count += part.count, at.size = part.size;
+    at.bin = -1;
+}
+
 // Finds the token at which the running sum first exceeds `target` in an interval that has it: its order, and the sum of
 // weights up to and with it.
 __device__ __noinline__ Found find(Shared& s, Row& row, const View& view, Interval at, bool by_count, u64 target) {
-    while (at.size > kListed) {
-        row.bounds(s, view, at);
-        int width = 64 - __clzll((i64)(at.high - at.low));
-        int shift = width > kBinBits ? width - kBinBits : 0;
-        Histogram* h = row.next_histogram();
-        u64 low = at.low, high = at.high;
-        fill(s, h, view, [&](int id, float logit, u64& weight) {
-            float distance = view.distance(logit);
-            if (!view.takes(logit, id, distance)) return -1;
-            u64 order = view.order(logit, id, distance);
-            if (order < low || order > high) return -1;
-            weight = view.weight(distance);
-            return (int)((order - low) >> shift);
-        });
-        row.meet();
-        Scan scan = scan_of(s, h);
-        Interval part = locate(s, scan, by_count, target - (by_count ? (u64)at.count : at.mass));
-        at.low = low + ((u64)part.bin << shift);
-        u64 last = at.low + ((1ull << shift) - 1);
-        at.high = last < high ? last : high;
-        at.mass += part.mass, at.count += part.count, at.size = part.size;
-        at.bin = -1;
+    while (true) {
+        if (at.size <= kListed) {  // as far as they were counted
+            at.size = row.gather(s, view, [&](int id, float logit, float distance) {
+                u64 order = view.order(logit, id, distance);
+                return view.takes(logit, id, distance) &&
+                       (at.bin >= 0 ? view.bin(distance) == at.bin : at.low <= order && order <= at.high);
+            });
+            if (at.size <= kListed) break;
+        }
+        divide(s, row, view, at, by_count, target);
     }
-    row.gather(s, view, [&](int id, float logit, float distance) {
-        u64 order = view.order(logit, id, distance);
-        return view.takes(logit, id, distance) &&
-               (at.bin >= 0 ? view.bin(distance) == at.bin : at.low <= order && order <= at.high);
-    });
     u64 wanted = target - (by_count ? (u64)at.count : at.mass);
     for (u32 mine = threadIdx.x; mine < at.size; mine += kThreads) {
         u64 order = s.list.orders[mine], mass = 0;
@@ -119,7 +119,7 @@ __device__ __noinline__ Found find(Shared& s, Row& row, const View& view, Interv
 }
 
 // The log-sum and the likeliest tokens of the raw logits, before anything is done to them.
-__device__ __forceinline__ void record(Shared& s, Row& row, const Sample& args, int wanted, Logprobs* out) {
+__device__ __noinline__ void record(Shared& s, Row& row, const Sample& args, int wanted, Logprobs* out) {
     View view = row.view(1.0f);
     Interval all{-1, 0, 0, 0, 0, (u32)args.vocabulary};
     row.bounds(s, view, all);
@@ -127,7 +127,7 @@ __device__ __forceinline__ void record(Shared& s, Row& row, const Sample& args, 
     int width = 64 - __clzll((i64)(all.high - all.low));
     int shift = width > kBinBits ? width - kBinBits : 0;
     Histogram* h = row.next_histogram();
-    fill(s, h, view, [&](int id, float logit, u64& weight) {
+    fill(s, h, view, kBins, [&](int id, float logit, u64& weight) {
         float distance = view.distance(logit);
         weight = view.weight(distance);
         return (int)((view.order(logit, id, distance) - all.low) >> shift);
@@ -189,7 +189,7 @@ __device__ __forceinline__ void process(const Sample& args, const Row& row, cons
     }
 }
 
-// What is looked for in a histogram of the first level, and where it is; the size is 0 where nothing is there.
+// What is looked for in a histogram of the first level, and where it is; the bin is -1 where nothing is there.
 struct Aim {
     Interval at;
     u64 target;
@@ -213,7 +213,11 @@ __device__ __noinline__ Aim aim(Shared& s, const Histogram* h, Of of, double val
 __device__ __forceinline__ u64 draw(Shared& s, Row& row, View& view, const Sample& args, u64 best) {
     const RowOptions& options = s.options;
     Histogram* first = &row.space->histograms[0];
+    int top_k = args.top_ks[blockIdx.y];
+    bool cuts = top_k > 0 && top_k < args.vocabulary;
+    view.counts = cuts;
     fill_first(s, first, view);
+    view.counts = false;
     u64 likely = 0;
     if (options.min_p > 0.0) {
         likely = row.sum_of(s, view, options.min_p);  // (meets)
@@ -221,10 +225,9 @@ __device__ __forceinline__ u64 draw(Shared& s, Row& row, View& view, const Sampl
         row.meet();
     }
     u64 last = ~0ull, total = 0;
-    int top_k = args.top_ks[blockIdx.y];
-    if (top_k > 0 && top_k < args.vocabulary) {
+    if (cuts) {
         Aim found = aim(s, first, kCount, (double)(top_k - 1), 0);
-        if (found.at.size > 0) {  // else only tokens without weight are cut off
+        if (found.at.bin >= 0) {  // else only tokens without weight are cut off
             Found end = find(s, row, view, found.at, true, found.target);
             last = end.order, total = end.mass;
         }
@@ -232,7 +235,7 @@ __device__ __forceinline__ u64 draw(Shared& s, Row& row, View& view, const Sampl
     double top_p = args.top_ps[blockIdx.y];
     if (top_p < 1.0) {
         Aim found = aim(s, first, kShare, top_p, total);
-        if (found.at.size == 0) return best;
+        if (found.at.bin < 0) return best;
         Found end = find(s, row, view, found.at, false, found.target);
         last = end.order, total = end.mass;
     }
@@ -246,7 +249,7 @@ __device__ __forceinline__ u64 draw(Shared& s, Row& row, View& view, const Sampl
         fill_first(s, first, view);
         row.meet();
         Aim found = aim(s, first, kShare, options.typical_p, 0);
-        if (found.at.size == 0) return best;
+        if (found.at.bin < 0) return best;
         u64 end = find(s, row, view, found.at, false, found.target).order;
         view.by_deviation = false, view.widest = __uint_as_float((u32)(end >> 32));
         row.meet();  // everybody has read the histogram
@@ -257,10 +260,10 @@ __device__ __forceinline__ u64 draw(Shared& s, Row& row, View& view, const Sampl
         total = 0;
     }
     Aim found = aim(s, first, kNumber, args.numbers[blockIdx.y], total);
-    return found.at.size == 0 ? best : find(s, row, view, found.at, false, found.target).order;
+    return found.at.bin < 0 ? best : find(s, row, view, found.at, false, found.target).order;
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2) sample_f32(const Sample args) {
+extern "C" __global__ void __launch_bounds__(kThreads, kResident) sample_f32(const Sample args) {
     extern __shared__ __align__(16) unsigned char memory[];
     Shared& s = *reinterpret_cast<Shared*>(memory);
     wait_for_dependencies();

@@ -46,10 +46,9 @@ constexpr int kOwnBins = kBins / kThreads;
 constexpr u32 kListed = 512;
 constexpr int kLimb = 18;
 constexpr int kMostCounted = (1 << (32 - kLimb)) - 256;  // so that sums of limbs fit 32 bits
-constexpr int kTail = kBins - 1;
-constexpr float kBinsPerUnit = 255.0f;  // the tail begins at e^-8
 constexpr float kUnit = 68719476736.0f;  // 2^36
-constexpr float kWeightless = 24.96f;    // distance from which on weights are below one unit
+constexpr float kBinsPerUnit = 82.0f;    // so that the last bin's tokens weigh nothing: less than one unit
+constexpr int kCounted = 512;            // bins where many tokens may be: in others they are counted if top_k asks
 constexpr float kSmallest = 1.17549435e-38f;
 
 struct Histogram {

@@ -61,7 +61,10 @@ def options_of(terms, vocabulary):
 
 
 def sampler_of(rig):
-    return Sampler(rig.kernels.operator("sample"), multiprocessors=rig.kernels.multiprocessors)
+    kernels = rig.kernels
+    return Sampler(
+        kernels.operator("sample"), multiprocessors=kernels.multiprocessors, capability=kernels.capability
+    )
 
 
 @pytest.mark.gpu
@@ -97,7 +100,9 @@ def test_it_draws_what_the_reference_draws(kind, vocabulary):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("vocabulary", "rows"), [(61, 7), (61, 64), (4096, 2), (4096, 64), (73448, 1), (73448, 16)])
+@pytest.mark.parametrize(
+    ("vocabulary", "rows"), [(61, 7), (61, 64), (4096, 2), (4096, 64), (73448, 1), (73448, 5)]
+)
 def test_rows_with_terms_are_drawn_as_the_reference_draws_them(vocabulary, rows):
     rig, rng = gpu(), random.Random(f"{vocabulary} {rows}")
     sampler = sampler_of(rig)
@@ -148,12 +153,12 @@ def test_rows_without_a_temperature_are_left_alone():
     assert 0 <= ids[1] < 5000
 
 
-@pytest.mark.parametrize("multiprocessors", [1, 8, 16, 132, 188])
+@pytest.mark.parametrize("resident", [2, 16, 32, 396])
 @pytest.mark.parametrize("rows", [1, 2, 3, 64, 500])
-def test_blocks_that_wait_for_each_other_are_resident_together(rows, multiprocessors):
+def test_blocks_that_wait_for_each_other_are_resident_together(rows, resident):
     for vocabulary in (1, 5000, 73448, 262144):
-        blocks = row_blocks(rows, vocabulary, multiprocessors)
-        assert blocks == 1 or blocks * rows <= 2 * multiprocessors
+        blocks = row_blocks(rows, vocabulary, resident)
+        assert blocks == 1 or blocks * rows <= resident
         assert 1 <= blocks <= 32
 
 

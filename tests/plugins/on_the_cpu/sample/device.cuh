@@ -3,6 +3,7 @@
 #include "common.cuh"
 
 constexpr int kThreads = 64;
+constexpr int kResident = 1;
 
 inline u32 fresh(const u32* pointer) { return __atomic_load_n(pointer, __ATOMIC_RELAXED); }
 inline u64 fresh(const u64* pointer) { return __atomic_load_n(pointer, __ATOMIC_RELAXED); }
