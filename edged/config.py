@@ -202,6 +202,14 @@ class ModelConfig:
             choices=("auto", "none", "think", "thought"),
         ),
     )
+    embeddings: str = field(
+        default="none",
+        metadata=_key(
+            "How texts become vectors (Embed): the final norm's output at the last token, or its mean over all; none: "
+            "they do not",
+            choices=("none", "last", "mean"),
+        ),
+    )
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,16 @@ def _check_model(model: ModelConfig, path: str, report: Report) -> None:
             "found tensorrt with device: cpu, and TensorRT needs a GPU",
             "write executor: torch, or device: cuda",
         )
+    if (
+        model.embeddings != "none"
+        and model.executor == "tensorrt"
+        and report.sound(f"{path}.embeddings", f"{path}.executor")
+    ):
+        report.refuse(
+            f"{path}.embeddings",
+            f"found {model.embeddings} with executor: tensorrt, whose graph gives logits alone",
+            "write embeddings: none, or executor: torch",
+        )
 
 
 def _check_speculation(model: ModelConfig, path: str, report: Report) -> None:

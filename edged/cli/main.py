@@ -22,6 +22,7 @@ COMMANDS = {
     "generate": "edged.cli.generate",
     "chat": "edged.cli.chat",
     "tokenize": "edged.cli.tokenizing",
+    "embed": "edged.cli.embed",
     "plan": "edged.cli.plan",
     "pull": "edged.cli.pull",
     "import": "edged.cli.importing",

@@ -16,9 +16,11 @@ from edged.client.events import Answer, AnswerBuilder, Event, read_event
 from edged.client.failures import read_failure
 from edged.client.readiness import POLL_SECONDS, Readiness
 from edged.client.requests import (
+    EmbedInputs,
     GenerateOptions,
     Prompt,
     detokenize_request,
+    embed_request,
     generate_request,
     tokenize_request,
 )
@@ -106,6 +108,22 @@ class AsyncClient:
             generate_request(prompt, options), timeout=timeout, wait_for_ready=self._wait
         )
         return AsyncGeneration(call, self.address, timeout)
+
+    async def embed(
+        self,
+        inputs: EmbedInputs,
+        *,
+        model: str = "",
+        pooling: str = "",
+        normalize: bool = True,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> tuple[tuple[float, ...], ...]:
+        """Vectors of texts; see :meth:`edged.client.blocking.Client.embed`."""
+        request = embed_request(inputs, model=model, pooling=pooling, normalize=normalize, priority=priority)
+        with self._failures(timeout):
+            response = await self._inference.Embed(request, timeout=timeout, wait_for_ready=self._wait)
+        return tuple(tuple(embedding.values) for embedding in response.embeddings)
 
     async def tokenize(
         self,

@@ -15,9 +15,11 @@ from edged.client.events import Answer, AnswerBuilder, Event, read_event
 from edged.client.failures import read_failure
 from edged.client.readiness import POLL_SECONDS, Readiness
 from edged.client.requests import (
+    EmbedInputs,
     GenerateOptions,
     Prompt,
     detokenize_request,
+    embed_request,
     generate_request,
     tokenize_request,
 )
@@ -129,6 +131,35 @@ class Client:
         request = generate_request(prompt, options)
         call = self._inference.Generate(request, timeout=timeout, wait_for_ready=self._wait)
         return Generation(call, self.address, timeout)
+
+    def embed(
+        self,
+        inputs: EmbedInputs,
+        *,
+        model: str = "",
+        pooling: str = "",
+        normalize: bool = True,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> tuple[tuple[float, ...], ...]:
+        """Vectors of texts, one each, by a model that the daemon's configuration lets make some.
+
+        Args:
+            inputs: Texts, or the token ids of each.
+            model: Name of the model.
+            pooling: ``last`` or ``mean``; by default what the configuration says.
+            normalize: Give vectors of length 1.
+            priority: Higher goes first.
+            timeout: Deadline in seconds.
+
+        Raises:
+            UnsupportedError: The model serves no embeddings.
+            EdgedError: The daemon refused.
+        """
+        request = embed_request(inputs, model=model, pooling=pooling, normalize=normalize, priority=priority)
+        with self._failures(timeout):
+            response = self._inference.Embed(request, timeout=timeout, wait_for_ready=self._wait)
+        return tuple(tuple(embedding.values) for embedding in response.embeddings)
 
     def tokenize(
         self,

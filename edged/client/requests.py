@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 Prompt = Union[str, "Sequence[int]", "Sequence[Mapping[str, Any]]"]
 """Plain text, token ids, or the messages of a chat (``{"role": …, "content": …}``, as OpenAI writes them)."""
 
+EmbedInputs = Union["Sequence[str]", "Sequence[Sequence[int]]"]
+"""Texts, or the token ids of each."""
+
 
 class GenerateOptions(ChatOptions, total=False):
     """Keyword arguments of ``generate``; what is left out or None takes the model's or the API's default.
@@ -190,6 +193,39 @@ def detokenize_request(
     extend_field(request, "token_ids", token_ids)
     set_field(request, "model", model)
     set_field(request, "keep_special_tokens", keep_special_tokens)
+    return request
+
+
+POOLINGS = {"last": inference_pb2.POOLING_LAST, "mean": inference_pb2.POOLING_MEAN}
+
+
+def embed_request(
+    inputs: EmbedInputs, *, model: str, pooling: str, normalize: bool, priority: int
+) -> inference_pb2.EmbedRequest:
+    """The request that turns texts into vectors.
+
+    Raises:
+        InvalidArgumentError: A value that the message cannot hold, or one text instead of several.
+    """
+    if isinstance(inputs, str):
+        raise InvalidArgumentError("inputs is one text; give a list of texts", field="inputs")
+    if pooling and pooling not in POOLINGS:
+        raise InvalidArgumentError(
+            f"pooling is {pooling!r}; use {' or '.join(POOLINGS)}, or leave it out", field="pooling"
+        )
+    request = inference_pb2.EmbedRequest()
+    for each in inputs:
+        entry = request.inputs.add()
+        if isinstance(each, str):
+            set_field(entry, "text", each)
+        else:
+            entry.token_ids.SetInParent()
+            extend_field(entry.token_ids, "ids", each)
+    set_field(request, "model", model)
+    set_field(request, "priority", priority)
+    set_field(request, "normalize", normalize)
+    if pooling:
+        request.pooling = POOLINGS[pooling]
     return request
 
 

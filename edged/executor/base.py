@@ -199,6 +199,18 @@ class Executor(abc.ABC):
         Nothing is accepted of a tree: its nodes stay where they are.
         """
 
+    def hidden_states(self, batch: StepBatch) -> FloatArray:
+        """Run one step and return the final norm's output at the needed rows, fp32 [R, H], instead of drawing.
+
+        Raises:
+            UnsupportedError: This executor does not bring it to the host.
+        """
+        raise UnsupportedError(
+            f"{type(self).__name__} gives no hidden states, of {len(batch.logit_rows)} rows or any: set embeddings to "
+            "none, or executor to torch",
+            field="embeddings",
+        )
+
     @abc.abstractmethod
     def close(self) -> None:
         """Give the device memory back."""

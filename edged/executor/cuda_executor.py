@@ -22,6 +22,7 @@ from edged.executor.base import Executor, ExecutorLimits
 from edged.executor.batch_check import check_batch, check_sampling
 from edged.executor.cuda_angles import fill_angles
 from edged.executor.cuda_eagle import CudaEagle
+from edged.executor.cuda_every_row import EveryRow
 from edged.executor.cuda_operators import CudaOperators
 from edged.executor.cuda_packed import PackedLoader, packed_tensors
 from edged.executor.cuda_staging import Staging
@@ -53,6 +54,9 @@ if TYPE_CHECKING:
     from edged.executor.base import ByteArray, FloatArray, Int32Array, Progress, SamplingRow, StepBatch
     from edged.executor.cuda_device import Device, StepKernels
     from edged.executor.cuda_trees import TreeBucket
+
+_PARTS = ("_kernels", "_decoder", "_staging", "_every_row", "_options", "_pages", "_trees", "_eagle")
+"""Attributes that a loaded executor has, apart from its buffers."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class CudaExecutor(Executor):
         self._folder = config.path
         self.plan = plan = ModelPlan.of(config, Architecture.of(config))
         self._open_device = open_device
+        self._embeds = config.embeddings != "none"
         self._limits = ExecutorLimits(
             max_step_tokens=plan.step_tokens,
             max_sequences=plan.max_sequences,
@@ -138,6 +143,8 @@ class CudaExecutor(Executor):
         self._staging = Staging(plan, self.device.host_words(len(self.buffers["step"])))
         self._drawn = self.device.host_words(most_logit_rows(plan))
         self._logits = self.device.host_words(plan.architecture.vocabulary).view(np.float32)
+        parts = (self._kernels, self._decoder, self._staging)
+        self._every_row = EveryRow(plan, self.buffers, self.device, *parts, keeps_hidden=self._embeds)
         self._options = DeviceOptions(step_buffers(plan), self.device.host_words)
         self._pages = PageCopies(self.buffers)
         self._eagle: CudaEagle | None = None
@@ -174,7 +181,8 @@ class CudaExecutor(Executor):
         bucket = self._bucket_of(len(batch.token_ids))
         needed = batch.logit_rows
         if len(needed) > bucket.rows:
-            return draw_on_host(self._logits_of_every_row(batch, bucket.tokens), batch.sampling)
+            logits = self._every_row.logits(batch, bucket.tokens, self._fetch_logits)
+            return draw_on_host(logits, batch.sampling)
         places = self._stage(batch, bucket)
         warm = self._staging.write_sampling(places, batch.sampling)
         self.device.upload(self.buffers["step"], self._staging.words)
@@ -205,7 +213,7 @@ class CudaExecutor(Executor):
         else:
             bucket = self._bucket_of(len(batch.token_ids))
             if len(needed) > bucket.rows:
-                return self._logits_of_every_row(batch, bucket.tokens)
+                return self._every_row.logits(batch, bucket.tokens, self._fetch_logits)
             places = self._stage(batch, bucket)
             self.device.upload(self.buffers["step"], self._staging.words)
             self._replay(bucket, batch)
@@ -250,6 +258,11 @@ class CudaExecutor(Executor):
         self._staging.write_sampling(batch.logit_rows[:drawn], batch.sampling[:drawn])
         return self._staging.write_trees(batch, bucket.tokens, verify=verify)
 
+    def hidden_states(self, batch: StepBatch) -> FloatArray:
+        """Run one step and return the final norm's output at the needed rows, fp32 [R, H]."""
+        check_batch(batch, self._limits)
+        return self._every_row.hidden_states(batch, self._bucket_of(len(batch.token_ids)).tokens)
+
     @property
     def page_bytes(self) -> int:
         """Bytes of a page: keys, values and compressed keys of every layer."""
@@ -270,7 +283,7 @@ class CudaExecutor(Executor):
     def close(self) -> None:
         """Drop graphs and buffers, and leave the device."""
         self._buckets: tuple[Bucket, ...] = ()
-        for name in ("_kernels", "_decoder", "_staging", "_options", "_pages", "_trees", "_eagle"):
+        for name in _PARTS:
             self.__dict__.pop(name, None)
         self.buffers = {}
         device = self.__dict__.pop("device", None)
@@ -361,22 +374,6 @@ class CudaExecutor(Executor):
 
     def _draw_on_host(self, place: int, row: SamplingRow) -> int:
         return int(draw_on_host(self._fetch_logits(place)[None], [row])[0])
-
-    @torch.inference_mode()
-    def _logits_of_every_row(self, batch: StepBatch, tokens: int) -> FloatArray:
-        """More rows than a bucket's graph computes (a tool asks for that, no scheduler): the same work, not captured."""
-        operators = CudaOperators(self.plan, self.buffers, self._kernels, tokens, every_row=True)
-        self._staging.write(batch, tokens)
-        result = np.empty((len(batch.logit_rows), self._limits.vocabulary), np.float32)
-        with self.device.scope():
-            self.device.upload(self.buffers["step"], self._staging.words)
-            operators.restart()
-            self._decoder.forward(operators)
-            for index, row in enumerate(batch.logit_rows.tolist()):
-                hidden = operators.normed[row : row + 1]
-                operators.one_row_of_logits(hidden, self._decoder.head, self.plan.architecture.logit_divisor)
-                result[index] = self._fetch_logits(0)
-        return result
 
 
 def has_trees(batch: StepBatch) -> bool:

@@ -211,6 +211,16 @@ class TorchExecutor(Executor):
         self._run(batch, keep)
         return result
 
+    def hidden_states(self, batch: StepBatch) -> FloatArray:
+        """Run one step and return the final norm's output at the needed rows, fp32 [R, H]."""
+        result = np.empty((len(batch.logit_rows), self.plan.architecture.hidden), np.float32)
+
+        def keep(_: int, hidden: torch.Tensor) -> None:
+            result[:] = hidden.numpy()
+
+        self._run(batch, keep, gives_hidden=True)
+        return result
+
     @property
     def page_bytes(self) -> int:
         """Bytes of a page in every layer, its compressed keys included."""
@@ -237,9 +247,11 @@ class TorchExecutor(Executor):
         self._ops.keep(batch, paths)
 
     @torch.inference_mode()
-    def _run(self, batch: StepBatch, consume: Callable[[int, torch.Tensor], None]) -> None:
+    def _run(
+        self, batch: StepBatch, consume: Callable[[int, torch.Tensor], None], *, gives_hidden: bool = False
+    ) -> None:
         check_batch(batch, self._limits)
-        self._ops.begin(batch, consume)
+        self._ops.begin(batch, consume, gives_hidden=gives_hidden)
         self._decoder.forward(self._ops)
 
 

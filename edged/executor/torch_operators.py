@@ -65,19 +65,24 @@ class TorchOperators:
         self._eps = torch.tensor(self._a.norm_eps, dtype=compute, device=buffers["hidden"].device)
         self.hidden = buffers["normed"][:0].view(0, self._a.hidden)
         """The final norm's output of the last step's rows, ``[T, H]``, where it is kept."""
+        self._gives_hidden = False
         self.states = buffers["normed"][:0].view(0, self._a.hidden)
         """What entered each of the kept layers in the last step, side by side: ``[T, layers H]``."""
         self._step_views: dict[tuple[int, str], StepViews] = {}
         self._head_views: dict[int, LinearViews] = {}
 
-    def begin(self, batch: StepBatch, consume: Callable[[int, torch.Tensor], None]) -> None:
+    def begin(
+        self, batch: StepBatch, consume: Callable[[int, torch.Tensor], None], *, gives_hidden: bool = False
+    ) -> None:
         """Prepare a step.
 
         Args:
             batch: The step.
             consume: Called in :meth:`logits` with (first needed row, logits of some rows ``[n, V]``); the logits are
                 overwritten after it returns.
+            gives_hidden: It is called once with the final norm's output ``[R, H]`` instead.
         """
+        self._gives_hidden = gives_hidden
         tokens, needed = len(batch.token_ids), len(batch.logit_rows)
         self._consume = consume
         self._token_ids = self._buffers["token_ids"][:tokens]
@@ -158,6 +163,9 @@ class TorchOperators:
             self.hidden = hidden
             if self._needed is not None:
                 hidden = hidden.index_select(0, self._needed)
+        if self._gives_hidden:
+            self._consume(0, hidden)
+            return logits
         for first in range(0, hidden.shape[0], self._head_rows):
             rows = hidden[first : first + self._head_rows]
             views = self._head_views_of(rows.shape[0])

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edged.metrics.traces import Tracer
     from edged.worker.messages import Submit, ToDaemon
 
-CHAT, TEXT = "chat", "text_completion"
+CHAT, TEXT, EMBEDDINGS = "chat", "text_completion", "embeddings"
 """``gen_ai.operation.name``."""
 _FIRST_TOKEN = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0, 120.0,
@@ -113,7 +113,7 @@ class Observation:
     Args:
         metrics: Where its figures go.
         request_id: Its id.
-        operation: ``chat`` or ``text_completion``.
+        operation: ``chat``, ``text_completion`` or ``embeddings``.
         traceparent: Of the client, if it traces (W3C Trace Context).
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -121,6 +122,22 @@ class BatchBuilder:
             draft_slots=_slots([*decoding, *(request for request, _ in pieces)]),
         )
         return batch, drawing
+
+    def build_pooled(self, pieces: Sequence[tuple[Request, int]]) -> tuple[StepBatch, list[int]]:
+        """The step of pieces of prompts that become vectors, and how many rows of it each one's pooling takes."""
+        batch, _ = self.build((), pieces)
+        rows: list[int] = []
+        counts = []
+        for index, (request, take) in enumerate(pieces):
+            first, end = int(batch.sequence_starts[index]), int(batch.sequence_starts[index + 1])
+            assert request.pooling is not None, "only asked of such requests"  # noqa: S101
+            if request.pooling.needs_every_token:
+                wanted = range(first, end)
+            else:
+                wanted = range(end - 1, end) if take == request.unstored else range(0)
+            rows += wanted
+            counts.append(len(wanted))
+        return replace(batch, logit_rows=np.array(rows, np.int32), sampling=()), counts
 
 
 def _slots(requests: Sequence[Request]) -> Sequence[object | None]:

@@ -61,7 +61,7 @@ class Holdings:
 
     def cached_prefix(self, request: Request) -> PageIds:
         """The known pages that a request's prompt begins with; its last token is never among them, int32 [n]."""
-        if not self._caches or request.suspended:
+        if not self._caches or request.suspended or not request.reads_cache:
             return NO_PAGES
         self._digest(request, (len(request.prompt) - 1) // PAGE_TOKENS)
         return self.cache.find(request.digests)
@@ -124,7 +124,7 @@ class Holdings:
     def adopt(self, request: Request) -> None:
         """Take over the next pages of a prompt if another request has computed them meanwhile."""
         table = request.table
-        if not self._caches or table is None or request.stored % PAGE_TOKENS:
+        if not self._caches or table is None or request.stored % PAGE_TOKENS or not request.reads_cache:
             return
         first = request.stored // PAGE_TOKENS
         last = (len(request.prompt) - 1) // PAGE_TOKENS
@@ -148,7 +148,12 @@ class Holdings:
     def next_digest(self, request: Request) -> bytes | None:
         """What names the page that a prompt's next piece begins; None if it begins within a page or ends in it."""
         page, rest = divmod(request.stored, PAGE_TOKENS)
-        if not self._caches or rest or page >= (len(request.prompt) - 1) // PAGE_TOKENS:
+        if (
+            not self._caches
+            or not request.reads_cache
+            or rest
+            or page >= (len(request.prompt) - 1) // PAGE_TOKENS
+        ):
             return None
         self._digest(request, page + 1)
         return request.digests[page]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from edged.decoding.answer import Answer
     from edged.decoding.constraints.masks import AnswerGrammar
+    from edged.decoding.pooling import Pooling
     from edged.decoding.sampling import Sampling
     from edged.executor.host_sampler import HostSampler
     from edged.memory.kv_pool import PageTable
@@ -39,6 +40,7 @@ class Request:
         host: Draws its tokens where the device cannot.
         grammar: The form that its answer must have; ``host`` knows it, too.
         speculates: Whether draft tokens may be verified for it.
+        pooling: Makes a vector of the prompt; nothing is generated then.
     """
 
     __slots__ = (
@@ -61,6 +63,7 @@ class Request:
         "max_tokens",
         "order",
         "pages",
+        "pooling",
         "priority",
         "prompt",
         "request_id",
@@ -96,6 +99,7 @@ class Request:
         host: HostSampler | None = None,
         grammar: AnswerGrammar | None = None,
         speculates: bool = True,
+        pooling: Pooling | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt: Int32Array = np.asarray(token_ids, np.int32)  # [P]
@@ -111,6 +115,7 @@ class Request:
         self.host = host
         self.grammar = grammar
         self.speculates = speculates
+        self.pooling = pooling
         self.urgency = 0.0
         """Who goes first, given by the queue: larger is sooner, and it does not change while time passes."""
         self.started_at = 0.0
@@ -148,6 +153,11 @@ class Request:
         self.verification: Verification | None = None
         """Its tree in the current step, if it brings one."""
         self._greedy = SamplingRow(host=host) if sampling.temperature == 0 else None
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether prompt tokens that the cache knows need not be computed."""
+        return self.pooling is None or not self.pooling.needs_every_token
 
     @property
     def most_tokens(self) -> int:

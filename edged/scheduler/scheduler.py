@@ -70,6 +70,8 @@ class Scheduler:
         """Requests admitted for the first time since the reader last emptied this list."""
         self.drawing: list[Request] = []
         """The requests whose tokens the current batch draws, in the order of its rows."""
+        self.pooled: list[tuple[Request, int]] = []
+        """In a batch of prompts that become vectors: their requests, and how many of its rows each one has."""
         self.prompt_tokens = 0
         """Prompt tokens in the current batch."""
         self.suspensions = 0
@@ -80,11 +82,11 @@ class Scheduler:
         self._builder = BatchBuilder(limits, self.holdings.grow)
         self._by_id: dict[str, Request] = {}
         self._orders = 0
+        self._pools = False  # whether the last batch was of such requests
         self._next_deadline = float("inf")
         self._decoding: list[Request] = []  # of the current batch
-        self._pieces: list[
-            tuple[Request, int]
-        ] = []  # prompts and forced text of the current batch, in tokens
+        # Prompts and forced text of the current batch, in tokens.
+        self._pieces: list[tuple[Request, int]] = []
 
     @property
     def has_work(self) -> bool:
@@ -162,13 +164,20 @@ class Scheduler:
         Its arrays and ``drawing`` are valid until the next call.
         """
         self._admit(now)
-        self.drawing = []
+        self.drawing, self.pooled = [], []
         self._decoding, self._pieces = [], []
         self.prompt_tokens = 0
         if not self.running:
             return None
-        self._decoding = decoding = [r for r in self.running if r.stored >= len(r.prompt) and r.unstored == 1]
-        if len(decoding) < len(self.running):
+        running = [r for r in self.running if r.pooling is None]
+        # Vectors take turns with answers.
+        self._pools = len(running) < len(self.running) and not (running and self._pools)
+        if self._pools:
+            batch = self._next_pooled(sum(r.stored >= len(r.prompt) for r in running))
+            if batch is not None:
+                return batch
+        self._decoding = decoding = [r for r in running if r.stored >= len(r.prompt) and r.unstored == 1]
+        if len(decoding) < len(running):
             forced = self._forced_pieces(len(decoding))
             prompts = self._prompt_pieces(len(decoding) + sum(tokens for _, tokens in forced))
             self.prompt_tokens = sum(tokens for _, tokens in prompts)
@@ -180,6 +189,16 @@ class Scheduler:
             self.drawing = decoding
             return self._builder.build_with_trees(decoding)
         batch, self.drawing = self._builder.build(decoding, self._pieces)
+        return batch
+
+    def _next_pooled(self, streams: int) -> StepBatch | None:
+        """The next step of the prompts that become vectors; None if streams leave them no time in this one."""
+        self._pieces = self._prompt_pieces(streams, pooled=True)
+        if not self._pieces:
+            return None
+        self.prompt_tokens = sum(tokens for _, tokens in self._pieces)
+        batch, counts = self._builder.build_pooled(self._pieces)
+        self.pooled = [(request, count) for (request, _), count in zip(self._pieces, counts, strict=True)]
         return batch
 
     def stepped(self, seconds: float = 0.0) -> None:
@@ -246,14 +265,14 @@ class Scheduler:
             pieces.append((request, 1 + more))
         return pieces
 
-    def _prompt_pieces(self, streams: int) -> list[tuple[Request, int]]:
-        """Which prompts go on beside ``streams`` streams, and by how many tokens."""
+    def _prompt_pieces(self, streams: int, *, pooled: bool = False) -> list[tuple[Request, int]]:
+        """Which prompts go on beside ``streams`` streams, and by how many tokens: those that become vectors, or the others."""
         budget = min(self._prefill_chunk, self.limits.max_step_tokens - streams)
         budget = self.pace.prompt_tokens(streams, budget)
         prefilling = []
         begun: set[bytes] = set()
         for request in self.running:
-            if request.prompt_left <= 0:
+            if request.prompt_left <= 0 or (request.pooling is not None) != pooled:
                 continue
             self.holdings.adopt(request)
             digest = self.holdings.next_digest(request)

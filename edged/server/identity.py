@@ -37,3 +37,11 @@ def identity_of(context: AnyContext) -> str:
         return f"token:{name}"
     shown = next(iter(context.auth_context().get("x509_common_name") or ()), b"")
     return f"certificate:{shown.decode('utf-8', 'replace')}" if shown else ""
+
+
+def traceparent_of(context: AnyContext) -> str:
+    """The client's trace, if it sends one (W3C Trace Context)."""
+    for key, value in context.invocation_metadata() or ():
+        if key == "traceparent" and isinstance(value, str):
+            return value
+    return ""

@@ -14,7 +14,8 @@ from edged.log import get_logger, request_scope
 from edged.metrics.requests import CHAT, TEXT
 from edged.server.answers import AnswerWriter, merged, split_answers
 from edged.server.constraints import ConstraintChecker, read_constraint
-from edged.server.identity import caller_of
+from edged.server.embedding import Embedder
+from edged.server.identity import caller_of, traceparent_of
 from edged.server.responses import started_response
 from edged.server.validation import (
     check_priority,
@@ -68,6 +69,7 @@ class Inference:
         self._supervisor = supervisor
         self._limits = limits
         self._constraints = ConstraintChecker()
+        self._embedder = Embedder(models, supervisor, metrics, gate, limits)
         self.finished = 0
         """Requests that were answered to the end."""
         self.failed = 0
@@ -88,7 +90,7 @@ class Inference:
         deadline = None if remaining is None else arrived + remaining
         request_id = secrets.token_hex(8)
         operation = CHAT if request.WhichOneof("prompt") == "chat" else TEXT
-        observed = self._metrics.observe(request_id, operation, _traceparent(context))
+        observed = self._metrics.observe(request_id, operation, traceparent_of(context))
         with request_scope(request_id), observed:
             try:
                 model = self._models.find(request.model)
@@ -110,6 +112,12 @@ class Inference:
                 log.info("request ended early", reason=type(error).__name__, seconds=_since(arrived))
                 raise
             self.finished += 1
+
+    async def Embed(  # noqa: N802 - the service's name
+        self, request: inference_pb2.EmbedRequest, context: AnyContext
+    ) -> inference_pb2.EmbedResponse:
+        """Vectors of texts."""
+        return await self._embedder.embed(request, context)
 
     async def Tokenize(  # noqa: N802 - the service's name
         self, request: inference_pb2.TokenizeRequest, _context: AnyContext
@@ -242,14 +250,6 @@ class Inference:
         finally:
             for stream in streams:
                 stream.cancel()  # after the end it does nothing
-
-
-def _traceparent(context: AnyContext) -> str:
-    """The client's trace, if it sends one (W3C Trace Context)."""
-    for key, value in context.invocation_metadata() or ():
-        if key == "traceparent" and isinstance(value, str):
-            return value
-    return ""
 
 
 def _since(start: float) -> float:

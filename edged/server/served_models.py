@@ -70,6 +70,9 @@ class ServedModel:
     ) -> None:
         self.name = config.name
         self.context_length = config.context_length
+        self.embeddings = config.embeddings
+        """``last``, ``mean`` or ``none``."""
+        self.max_sequences = config.max_sequences
         self.vocabulary = vocabulary
         self.eos_token_ids = tokenizer.eos_token_ids
         self.formats = ModelFormats(
@@ -122,8 +125,14 @@ class ServedModel:
         request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest,
         *,
         add_special_tokens: bool = True,
+        leaves_room: bool = True,
     ) -> PromptTokens:
         """Token ids of a request's prompt, whatever its form.
+
+        Args:
+            request: Holds it.
+            add_special_tokens: Whether plain text gets what the tokenizer adds.
+            leaves_room: Whether given token ids must leave room for an answer.
 
         Raises:
             InvalidArgumentError: It is missing or malformed.
@@ -137,7 +146,8 @@ class ServedModel:
         elif kind == "chat":
             prompt = await run(self._encode_chat, request.chat)
         elif kind == "token_ids" and isinstance(request, inference_pb2.GenerateRequest):
-            check_prompt_length(len(request.token_ids.ids), self.context_length, "token_ids")
+            if leaves_room:
+                check_prompt_length(len(request.token_ids.ids), self.context_length, "token_ids")
             prompt = PromptTokens(tuple(request.token_ids.ids))
             check_token_ids(prompt.token_ids, self.vocabulary, "token_ids.ids")
         else:

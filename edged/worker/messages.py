@@ -2,7 +2,7 @@
 
 Daemon to engine: :class:`Configure` first, then :class:`Submit`, :class:`Cancel`, :class:`Drain`, :class:`Shutdown`.
 Engine to daemon: :class:`Loading`, :class:`Ready`, :class:`Started`, :class:`Tokens`, :class:`Finished`, :class:`Failed`,
-:class:`Report`, :class:`Heartbeat`. Tensors never cross.
+:class:`Report`, :class:`Heartbeat`. Tensors never cross but for the vector of an embedding.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import msgspec
 
 from edged.config import Config  # noqa: TC001 - msgspec resolves the annotation
 from edged.decoding.constraints.base import Grammar  # noqa: TC001 - msgspec resolves the annotation
+from edged.decoding.pooling import Embedding  # noqa: TC001 - msgspec resolves the annotation
 from edged.decoding.sampling import Sampling
 from edged.decoding.stops import Stops
 from edged.worker.measures import Percentiles, StepBucket
@@ -96,6 +97,8 @@ class Submit(Message, frozen=True):
     """Whose cached pages and sessions it may see: the identity of a client that authenticates."""
     session: str = ""
     """Conversation whose pages stay pinned after it."""
+    embedding: Embedding | None = None
+    """The vector that is wanted instead of an answer; then sampling and stops mean nothing."""
 
 
 class Cancel(Message, frozen=True):
@@ -273,7 +276,7 @@ class Finished(Message, frozen=True):
 
     request_id: str
     reason: str
-    """``stop_token``, ``stop_string``, ``length`` or ``end_of_sequence``."""
+    """``stop_token``, ``stop_string``, ``length`` or ``end_of_sequence``; ``embedding``."""
     text: str
     prompt_tokens: int
     generated_tokens: int
@@ -285,6 +288,8 @@ class Finished(Message, frozen=True):
     """Draft tokens that were verified."""
     accepted_tokens: int = 0
     """Those of them that were the ones drawn."""
+    embedding: bytes = b""
+    """The vector, little-endian fp32."""
 
 
 class Failed(Message, frozen=True):

@@ -5,16 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from edged.decoding.answer import Answer
-from edged.decoding.constraints.masks import GrammarCompiler
-from edged.decoding.detokenizer import Detokenizer
-from edged.decoding.host_options import make_host_sampler
-from edged.errors import Code, EdgedError, InvalidArgumentError
+from edged.errors import Code, EdgedError
 from edged.executor.host_sampler import NO_TOKEN
 from edged.log import get_logger
-from edged.scheduler.request import Request
 from edged.scheduler.scheduler import Scheduler
+from edged.worker.embedding import add_states, embedded
 from edged.worker.holdings import make_holdings
+from edged.worker.intake import Intake
 from edged.worker.logprobs import last_logprobs, token_logprobs
 from edged.worker.measures import SpeedBook
 from edged.worker.messages import (
@@ -28,13 +25,14 @@ from edged.worker.messages import (
     Timings,
     Tokens,
 )
-from edged.worker.request_terms import deadline_message, least_tokens
+from edged.worker.request_terms import deadline_message
 from edged.worker.speculation import make_speculator
 
 if TYPE_CHECKING:
     from edged.config import ModelConfig
     from edged.decoding.detokenizer import TokenTexts
-    from edged.executor.base import Executor
+    from edged.executor.base import Executor, StepBatch
+    from edged.scheduler.request import Request
     from edged.scheduler.verification import Verification
     from edged.worker.channel import EngineChannel
 
@@ -96,11 +94,13 @@ class ModelRunner:
         self._steps = 0
         self._step_seconds = 0.0
         self._speeds = SpeedBook()
-        self._grammars = GrammarCompiler(texts, self._limits.vocabulary)
+        self._intake = Intake(
+            config, self._limits, texts, keeps_sessions=bool(self._holdings.sessions.most_pages)
+        )
 
     def prepare(self) -> None:
         """Make what the first request with a constraint would have to wait for, and every stream beside it."""
-        self._grammars.prepare(tuple(self._texts.eos_token_ids))
+        self._intake.prepare()
 
     @property
     def has_work(self) -> bool:
@@ -111,7 +111,7 @@ class ModelRunner:
         """Take a request; one that is refused ends with Failed."""
         now = time.monotonic()
         try:
-            request = self._make_request(message, now)
+            request = self._intake.make_request(message, now)
             self._scheduler.submit(request, now)
         except EdgedError as error:
             self._fail(message.request_id, error.code, error.message, error.retry_seconds, error.field)
@@ -148,6 +148,8 @@ class ModelRunner:
             self._send_started()
         if batch is None:
             return bool(expired)
+        if scheduler.pooled:
+            return self._turn_of_vectors(batch) or bool(expired)
         before = time.monotonic()
         drawn = self.executor.step(batch)
         now = time.monotonic()
@@ -173,15 +175,35 @@ class ModelRunner:
                 ended.append(request)
         for request in ended:
             scheduler.finish(request, now)
-        self._steps += 1
-        self._step_seconds = seconds
-        self._speeds.steps.add(len(batch.token_ids), seconds)
         self._generated_tokens += tokens
         self._speeds.generated.add(tokens, now)
-        if scheduler.prompt_tokens:
-            self._prompt_tokens += scheduler.prompt_tokens
-            self._speeds.prompt.add(scheduler.prompt_tokens, now)
+        self._note_step(len(batch.token_ids), seconds, now)
         return bool(ended or expired)
+
+    def _turn_of_vectors(self, batch: StepBatch) -> bool:
+        """Run a step of prompts that become vectors, and queue those that are there; whether any is."""
+        scheduler, before = self._scheduler, time.monotonic()
+        hidden = self.executor.hidden_states(batch)
+        now = time.monotonic()
+        scheduler.stepped(now - before)
+        ended = add_states(scheduler.pooled, hidden)
+        for request in ended:
+            try:
+                self._send(embedded(request, now))
+            except EdgedError as error:
+                self._fail(request.request_id, error.code, error.message)
+            scheduler.finish(request, now)
+        self._note_step(len(batch.token_ids), now - before, now)
+        return bool(ended)
+
+    def _note_step(self, tokens: int, seconds: float, now: float) -> None:
+        self._steps += 1
+        self._step_seconds = seconds
+        self._speeds.steps.add(tokens, seconds)
+        prompt_tokens = self._scheduler.prompt_tokens
+        if prompt_tokens:
+            self._prompt_tokens += prompt_tokens
+            self._speeds.prompt.add(prompt_tokens, now)
 
     def _take(self, request: Request, token: int, seconds: float, now: float) -> tuple[int, bool]:
         """Take a drawn token and queue what came of it: how many tokens, and whether none was left to be drawn."""
@@ -286,60 +308,6 @@ class ModelRunner:
             AssertionError: Pages are lost or owned twice.
         """
         self._scheduler.check()
-
-    def _make_request(self, message: Submit, now: float) -> Request:
-        """The scheduler's form of ``message``.
-
-        Raises:
-            InvalidArgumentError: A token id outside the vocabulary, ``max_tokens`` below 1, an empty stop string.
-        """
-        token_ids = message.token_ids
-        vocabulary = self._limits.vocabulary
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocabulary:
-            worst = next(token_id for token_id in token_ids if not 0 <= token_id < vocabulary)
-            raise InvalidArgumentError(
-                f"token id {worst} is outside the vocabulary: ids go from 0 to {vocabulary - 1}",
-                field="token_ids",
-            )
-        if message.stops.max_tokens < 1:
-            raise InvalidArgumentError(
-                f"stops.max_tokens is {message.stops.max_tokens}: at least 1", field="stops.max_tokens"
-            )
-        if message.session and not self._holdings.sessions.most_pages:
-            raise InvalidArgumentError(
-                f"session is {message.session!r}, and model {self.config.name} keeps no sessions (prefix_cache, "
-                "session_share): leave it out",
-                field="session",
-            )
-        if "" in message.stops.strings:
-            raise InvalidArgumentError(
-                "stops.strings holds an empty string: leave it out", field="stops.strings"
-            )
-        grammar = None
-        if message.grammar is not None:
-            grammar = self._grammars.start(message.grammar, message.stops.eos_token_ids)
-        detokenizer = Detokenizer(
-            self._texts,
-            skip_special_tokens=message.skip_special_tokens,
-            keep=message.kept_token_ids,
-            from_the_start=grammar is None,
-        )
-        return Request(
-            message.request_id,
-            token_ids,
-            message.sampling,
-            Answer(detokenizer, message.stops),
-            max_tokens=message.stops.max_tokens,
-            deadline=message.deadline,
-            priority=message.priority,
-            arrived=now,
-            least_tokens=least_tokens(message),
-            tenant=message.tenant,
-            session=message.session,
-            host=make_host_sampler(message.sampling, message.stops, token_ids, grammar),
-            grammar=grammar,
-            speculates=message.speculation,
-        )
 
     def _note_tokens(self, request: Request, draws: int, now: float) -> None:
         """Keep the times of a request's tokens; those that one step gave share its time."""

@@ -104,6 +104,7 @@ def executors(folders, open_device):
                 device="cuda",
                 dtype=dtype,
                 attention=attention,
+                embeddings="mean",
                 **SETTINGS,
             )
             made[key] = CudaExecutor(config, open_device)
@@ -244,6 +245,25 @@ ROWS = (
     SamplingRow(temperature=1e-3, seed=3),
     SamplingRow(),
 )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_hidden_states_are_the_cpus(executors, folders, prompt, dtype):
+    cpu = load(folders["small"], dtype="float32", **SETTINGS)
+    wanted, found = [], []
+    for executor, states in ((cpu, wanted), (executors("small", dtype), found)):
+        runner = Runner(executor)
+        long, short = runner.sequence(prompt[:300]), runner.sequence(prompt[300:340])
+        for parts, rows in (([(long, 200)], "all"), ([(long, 100), (short, 40)], "last")):
+            batch = runner.batch(parts, rows)
+            states.append(executor.hidden_states(batch))
+            for sequence, count in parts:
+                sequence.stored += count
+    cpu.close()
+    for one, other in zip(found, wanted, strict=True):
+        assert one.shape == other.shape
+        assert one.dtype == np.float32
+        assert np.abs(one - other).mean() / other.std() < ERROR[dtype]
 
 
 def test_tokens_are_drawn_as_the_reference_draws_them(executors, prompt):

@@ -36,6 +36,9 @@ class Servicer:
         self.fail(request.text)
         return inference_pb2.TokenizeResponse(rendered=request.text)
 
+    async def Embed(self, _request, _context):  # noqa: N802
+        raise AssertionError("not called")
+
     async def Detokenize(self, _request, _context):  # noqa: N802
         raise AssertionError("not called")
 

@@ -80,9 +80,7 @@ def refuse_growth(kind: str, text: str, grammar: str, special: tuple[str, ...]) 
         allowed = [token for token in range(len(vocabulary.tokens)) if mask >> token & 1 and token != _END]
         liked = [token for token in allowed if token in preferred]
         if allowed:
-            matcher.consume_token(
-                generator.choice(liked if liked and generator.random() < 0.9 else allowed)
-            )
+            matcher.consume_token(generator.choice(liked if liked and generator.random() < 0.9 else allowed))
         error = matcher.get_error() if matcher.is_error() else ""
         for sign, why in _WHY.items():
             if sign in error:
