@@ -276,8 +276,8 @@ class DraftTrainer:
         The LM head is most of the work, so it sees no rows but those that count.
         """
         levels = self._outs(weights, batch.tokens, batch.hidden, self._plan.levels)
-        outs = [out.flatten(0, 1)[batch.rows] for out in levels]  # [R, H]
-        wanted = batch.hidden[:, 1:].flatten(0, 1)[batch.rows]
+        outs = [out.flatten(0, 1).index_select(0, batch.rows) for out in levels]  # [R, H]
+        wanted = batch.hidden[:, 1:].flatten(0, 1).index_select(0, batch.rows)
         places = batch.rows % (batch.tokens.shape[1] - 1)
         counted = torch.stack([batch.shares * (places >= level) for level in range(len(outs))])  # [levels, R]
         losses = _TOKEN_LOSS * distribution_loss(self._head, wanted, counted, outs)
