@@ -197,7 +197,9 @@ def test_systemd_hears_of_it(start_daemon, tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(60)
-        daemon = start_daemon(wait=False, environment={"NOTIFY_SOCKET": str(tmp_path / "notify")})
+        daemon = start_daemon(
+            wait=False, fake={"slow_load": 0.2}, environment={"NOTIFY_SOCKET": str(tmp_path / "notify")}
+        )
         messages = []
         while not messages or "READY=1" not in messages[-1]:
             messages.append(manager.recv(4096).decode())

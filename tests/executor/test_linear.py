@@ -50,12 +50,16 @@ def build(weight, bias, rows, *, tile=None, view_in=input_view, view_out=output_
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("threads", "dtype"),
+    [(1, torch.float64), (2, torch.float32), (2, torch.bfloat16), (1, torch.float16), (1, torch.float32)],
+    indirect=["threads"],
+)
 @pytest.mark.parametrize("shape", [(96, 40), (37, 64)], ids=str)  # 37 outputs cut into no batches
 @pytest.mark.parametrize(
     "layouts", [(input_view, output_view), (feature_major_view, input_view)], ids=["usual", "down"]
 )
-def test_products_are_those_of_fp64(rows, dtype, shape, layouts, threads):
+def test_products_are_those_of_fp64(rows, threads, dtype, shape, layouts):
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     bias = torch.randn(shape[0], generator=torch.Generator().manual_seed(2))
     stored = bias.double() if dtype == torch.float64 else bias
