@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import hashlib
 import importlib.metadata
 import os
 import re
@@ -16,8 +17,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = Path("opt/edged")
@@ -108,6 +113,18 @@ def put(stage: Path, place: str, source: Path, mode: int = 0o644) -> None:
     target.chmod(mode)
 
 
+def checksums(stage: Path) -> Iterator[str]:
+    """Lines for ``dpkg --verify``: a digest of every file but the configuration, which dpkg keeps itself."""
+    for path in stage.rglob("*"):
+        place = path.relative_to(stage)
+        if path.is_file() and not path.is_symlink() and place.parts[0] not in ("DEBIAN", "etc"):
+            with path.open("rb") as file:
+                digest = hashlib.md5(usedforsecurity=False)
+                while piece := file.read(2**20):
+                    digest.update(piece)
+            yield f"{digest.hexdigest()}  {place}\n"
+
+
 def write_control(
     stage: Path, version: str, python_version: str, architecture: str, *, with_torch: bool
 ) -> None:
@@ -132,6 +149,7 @@ Description: daemon that serves language models over gRPC inside a static memory
     debian.mkdir()
     (debian / "control").write_text(control, "utf-8")
     (debian / "conffiles").write_text("/etc/edged/edged.yaml\n", "utf-8")
+    (debian / "md5sums").write_text("".join(sorted(checksums(stage))), "utf-8")
     for name in ("postinst", "prerm", "postrm"):
         put(stage, f"DEBIAN/{name}", ROOT / "deploy" / "deb" / name, 0o755)
 

@@ -4,6 +4,7 @@ set -euo pipefail
 unset PYTHONDONTWRITEBYTECODE # as on an administrator's shell
 say() { printf '==> %s\n' "$*"; }
 fail() { printf 'FAILED: %s\n' "$*"; systemctl status --no-pager edged || true; journalctl --no-pager -u edged | tail -20; exit 1; }
+trap 'fail "line $LINENO: $BASH_COMMAND"' ERR
 property() { systemctl show --property "$1" --value edged; }
 
 # Every file that could be the package's; not what dpkg, systemd and the clock write for themselves.
@@ -20,6 +21,7 @@ dpkg --install "$package"
 [ "$(systemctl is-enabled edged || true)" = disabled ] || fail "the service is enabled without being asked"
 [ "$(stat -c '%U %a' /var/lib/edged/models)" = "edged 750" ] || fail "the models' folder"
 /usr/bin/edgectl --version
+[ -z "$(dpkg --verify edged)" ] || fail "dpkg finds changed files: $(dpkg --verify edged | head -5)"
 cp -r /model /var/lib/edged/models/smollm
 chown -R edged:edged /var/lib/edged/models
 cat >/etc/edged/edged.yaml <<'YAML'
@@ -47,6 +49,10 @@ else
     [ "$(property ActiveState)" = active ] && [ "$(property MainPID)" != "$pid" ] || fail "the upgrade did not restart it"
     edgectl generate "The capital of France is" -n 8 -t 0 --wait 1min || fail "no answer after the upgrade"
 fi
+
+changed=/opt/edged/lib/python3.11/site-packages/edged/daemon.py
+printf '\n' >>$changed
+[[ $(dpkg --verify edged) == *"$changed"* ]] || fail "dpkg does not see that $changed was changed"
 
 say "Removing keeps the configuration"
 dpkg --remove edged
