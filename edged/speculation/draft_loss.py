@@ -1,4 +1,4 @@
-"""What a draft is trained on: the target's distribution after each row, and its hidden state.
+"""What a draft is trained on: the target's distribution after each row.
 
 The LM head is the target's and stays as it is, so the gradient of the cross entropy with respect to a draft's output is known
 in closed form, ``(q - p) @ head``; it is computed with the loss, some rows at a time, and no more logits than theirs are ever
@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn import functional
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,9 +72,3 @@ def distribution_loss(
         head, wanted, weights / weights.sum(1, keepdim=True).clamp_min(1e-9), *outs
     )
     return result
-
-
-def feature_loss(out: torch.Tensor, wanted: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Smooth L1 between a level's outputs and the target's, ``[R, H]`` each: a weighted mean over rows ``[R]``."""
-    each = functional.smooth_l1_loss(out.float(), wanted.float(), reduction="none").mean(-1)
-    return (each * weights).sum() / weights.sum().clamp_min(1e-9)

@@ -1,10 +1,10 @@
 """Trains an EAGLE draft for a model on the model's own continuations (self-distillation).
 
-Pieces of text and requests about them are prompts; the model goes on from them, and its final norm's outputs over prompt and
-answer are what the draft sees. From the output at a position and the token after it the draft foresees the next token's
-distribution (cross entropy with the model's own) and the next output (smooth L1, arXiv 2401.15077, section 4.2), level by
-level on its own outputs as a tree is drafted (:mod:`edged.speculation.eagle_layer`). What was made is kept beside the
-destination, so a run that was stopped goes on.
+Pieces of text, requests about them and what the model asks itself are prompts; the model goes on from them, and its final norm's
+outputs over prompt and answer are what the draft sees. From the output at a position and the token after it the draft foresees the
+next token's distribution (cross entropy with the model's own), level by level on its own outputs as a tree is drafted
+(:mod:`edged.speculation.eagle_layer`). EAGLE's loss on the outputs themselves (smooth L1) is left out, as EAGLE-3 does
+(arXiv 2503.01840). What was made is kept beside the destination, so a run that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edged.checkpoint.tokenizer import Tokenizer
 from edged.executor.torch_batch import BatchModel, device_of
 from edged.models.architecture import Architecture
 from edged.speculation.draft_files import write_draft
-from edged.speculation.draft_loss import distribution_loss, feature_loss
+from edged.speculation.draft_loss import distribution_loss
 from edged.speculation.eagle_layer import EagleLevels, first_weights
 from edged.speculation.self_text import continue_prompts, hidden_states, sequences_together
 from edged.speculation.token_rank import most_frequent
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     Progress = Callable[[str, int, int], None]
     Tokens = npt.NDArray[np.int32]
 
-_FEATURE_LOSS = 0.0
-_TOKEN_LOSS = 1.0
 _LEVEL_SHARE = 0.9
 """What each further level's loss weighs of the one above it."""
 _MOST_HELD_OUT = 256
@@ -280,10 +278,7 @@ class DraftTrainer:
         wanted = batch.hidden[:, 1:].flatten(0, 1).index_select(0, batch.rows)
         places = batch.rows % (batch.tokens.shape[1] - 1)
         counted = torch.stack([batch.shares * (places >= level) for level in range(len(outs))])  # [levels, R]
-        losses = _TOKEN_LOSS * distribution_loss(self._head, wanted, counted, outs)
-        if _FEATURE_LOSS:
-            features = [feature_loss(out, wanted, rows) for out, rows in zip(outs, counted, strict=True)]
-            losses = losses + _FEATURE_LOSS * torch.stack(features)
+        losses = distribution_loss(self._head, wanted, counted, outs)
         result = torch.zeros((), device=losses.device)
         for level, loss in enumerate(losses.unbind()):
             result = result + loss * (_LEVEL_SHARE**level)

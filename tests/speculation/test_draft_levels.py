@@ -13,7 +13,7 @@ from edged.checkpoint.chat_template import ChatTemplate
 from edged.checkpoint.tokenizer import Tokenizer
 from edged.errors import InvalidArgumentError
 from edged.models.architecture import Architecture
-from edged.speculation.draft_loss import distribution_loss, feature_loss
+from edged.speculation.draft_loss import distribution_loss
 from edged.speculation.eagle_layer import EagleLevels, first_weights
 from edged.speculation.training_prompts import asked, chat_frame, make_prompts
 
@@ -63,12 +63,6 @@ def test_the_distributions_loss_is_the_cross_entropy(monkeypatch):
         (gradient,) = torch.autograd.grad(expected * factor, out)
         (got,) = torch.autograd.grad(loss * factor, out, retain_graph=True)
         torch.testing.assert_close(got, gradient, rtol=1e-4, atol=1e-6)
-
-
-def test_the_feature_loss_counts_rows_by_their_weight():
-    wanted = torch.zeros(3, 4)
-    out = torch.tensor([[0.5] * 4, [3.0] * 4, [100.0] * 4])
-    assert float(feature_loss(out, wanted, torch.tensor([1.0, 1.0, 0.0]))) == pytest.approx((0.125 + 2.5) / 2)
 
 
 @pytest.fixture
