@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import platform
 import re
 import subprocess
@@ -95,16 +96,18 @@ def command(
     Tokens, keys and passwords are cut out, and prompts and answers are in none of it: the daemon logs neither. Read it
     before you send it all the same.
     """
-    place = output or Path(f"edged-support-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")
+    place = (output or Path(f"edged-support-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")).expanduser()
     config = config or Path("/etc/edged/edged.yaml")
-    with tarfile.open(place.expanduser(), "w:gz") as archive:
+    # Nobody else's to read from its first byte on.
+    descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+        os.fchmod(descriptor, 0o600)
         for name, content in _content(config, address):
             data = without_secrets(content).encode("utf-8", "replace")[:_LIMIT]
             member = tarfile.TarInfo(f"edged-support/{name}")
             member.size, member.mtime, member.mode = len(data), int(time.time()), 0o600
             archive.addfile(member, io.BytesIO(data))
             sys.stderr.write(f"  {name}\n")
-    place.chmod(0o600)
     sys.stdout.write(f"{place}\n")
     return ExitCode.DONE
 

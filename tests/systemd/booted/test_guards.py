@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,39 @@ def test_keys_come_from_the_credential_store_and_a_socket_goes_to_another_group(
     assert "join the group" in main.stderr
     for name in ("edged.tls.key", "edged.tokens"):
         (STORE / name).unlink()
+    service.stop()
+    service.configure()
+
+
+def test_the_support_bundle_has_the_unit_and_its_journal_and_no_secret(service, tmp_path):
+    tokens, secret, prompt = Path("/etc/edged/tokens"), make_token(), "zebra-crossing"
+    tokens.write_text(token_line("robot", ("infer",), secret) + "\n")
+    tokens.chmod(0o640)
+    run("chgrp", "edged", tokens)
+    service.stop()
+    service.configure(
+        listen={"unix": "/run/edged/edged.sock", "tcp": ADDRESS, "tokens": str(tokens)},
+        metrics={"listen": "unix:/run/edged/metrics.sock"},
+        log={"level": "debug"},
+    )
+    run("systemctl", "start", "edged")
+    with Client(ADDRESS, credentials=Credentials(token=secret)) as client:
+        assert client.generate(prompt, max_tokens=2, temperature=0.0).answer().finished
+    place = tmp_path / "bundle.tar.gz"
+    service.edgectl("support-bundle", "-o", place)
+    with tarfile.open(place) as archive:
+        files = {member.name: archive.extractfile(member).read().decode() for member in archive.getmembers()}
+    text = "\n".join(files.values())
+    for wanted in (
+        "ExecStart=/opt/edged/bin/edged",
+        "first_token_seconds",
+        "edged_state",
+        '"state": "serving"',
+    ):
+        assert wanted in text, wanted
+    for hidden in (secret, prompt, tokens.read_text().rsplit(":", 1)[1].strip()):
+        assert hidden not in text
+    tokens.unlink()
     service.stop()
     service.configure()
 
