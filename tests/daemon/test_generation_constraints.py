@@ -153,10 +153,12 @@ CHAIN = "start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(4500)) + '\na
     ("options", "field"),
     [
         ({"regex": "(a"}, "regex"),
+        ({"regex": ".*a.{200}b.*c.{200}d"}, "regex"),
         ({"json_schema": {"not": {}}}, "json_schema"),
         ({"json_schema": {"enum": ["x" * 1_000_000]}}, "json_schema"),
         ({"json_schema": '{"items":' * 1000 + "{}" + "}" * 1000}, "json_schema"),
         ({"lark": 'start: "a" start'}, "lark"),
+        ({"lark": 'start: start start | "a"'}, "lark"),
         ({"lark": CHAIN}, "lark"),
         ({"lark": 'start: ("a" "b"){1000000}'}, "lark"),
         ({"choice": []}, "choice.texts"),

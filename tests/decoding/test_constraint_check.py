@@ -275,6 +275,9 @@ def test_what_grows_with_the_answer_is_refused_before_any_token(kind, text, mess
         ("regex", "[a-z0-9._%+-]{1,64}@[a-z0-9.-]{1,253}[.][a-z]{2,10}"),
         ("regex", "(#{1,6} [^\n]{1,80}\n\n([^\n]{1,200}\n){1,20}\n){1,10}"),
         ("regex", ".*(foo|bar).*[0-9]{3}-[0-9]{4}.*"),
+        ("regex", r"(\p{L}|\p{N}){1,5000}"),
+        ("regex", r"[^\p{L}]{100,2000}x"),
+        ("regex", "[一-龥]{1,300}。([^。]{1,200}。){3}"),
         (
             "json_schema",
             '{"type": "string", "minLength": 5000, "maxLength": 100000, "pattern": "^(a|b|cc)*$"}',

@@ -35,17 +35,24 @@ _WHY = {
 
 
 class _LongTokens:
-    """Every byte, one end of sequence, random strings of some characters, special tokens."""
+    r"""Bytes of ASCII and of the constraint, one end of sequence, random strings of some characters, special tokens.
+
+    Other bytes would only give each count of ``\p{L}{1,2000}`` a dozen states, for the beginnings of characters.
+    """
 
     bos_token_id = None
     eos_token_id = _END
 
-    def __init__(self, characters: list[int], special: tuple[str, ...], generator: random.Random) -> None:
+    def __init__(
+        self, text: bytes, characters: list[int], special: tuple[str, ...], generator: random.Random
+    ) -> None:
         found = set()
         for _ in range(_TOKENS):
             few = [generator.choice(characters) for _ in range(generator.randint(1, 4))]
             found.add(bytes(generator.choice(few) for _ in range(generator.randint(2, _LONGEST))))
-        self.tokens = [*(bytes([byte]) for byte in range(256)), b"<end>", *sorted(found)]
+        known = {*range(128), *text}
+        single = (bytes([byte]) if byte in known else b"" for byte in range(256))
+        self.tokens = [*single, b"<end>", *sorted(found)]
         self.special_token_ids = [_END, *range(len(self.tokens), len(self.tokens) + len(special))]
         self.tokens += [text.encode() for text in special]
 
@@ -68,7 +75,7 @@ def refuse_growth(kind: str, text: str, grammar: str, special: tuple[str, ...]) 
     end = time.monotonic() + _SECONDS
     generator = random.Random(0)  # noqa: S311 - the same trial every time
     own = sorted({byte for byte in text.encode() if 32 <= byte < 127}) or list(b"ab")
-    vocabulary = _LongTokens(own, special, generator)
+    vocabulary = _LongTokens(text.encode(), own, special, generator)
     tokenizer = llguidance.LLTokenizer(
         llguidance.TokenizerWrapper(vocabulary), n_vocab=len(vocabulary.tokens), eos_token=_END
     )
