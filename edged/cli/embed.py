@@ -38,7 +38,7 @@ def command(
     given = [line for text in texts for line in (sys.stdin.read().splitlines() if text == "-" else [text])]
     vectors: list[tuple[float, ...]] = []
     with connect(address) as client:
-        for first in range(0, len(given), _AT_ONCE):
+        for first in range(0, max(len(given), 1), _AT_ONCE):  # of none, too: the daemon says what it takes
             some = given[first : first + _AT_ONCE]
             vectors += client.embed(
                 some, model=model, pooling=pooling, normalize=not no_normalize, timeout=timeout

@@ -287,3 +287,26 @@ def test_doctor_sees_the_daemon(ctl, daemon):
     assert f"at {daemon.address}: serving" in result.out
     assert "model smollm" in result.out
     assert "budget" in result.out
+
+
+# embed
+
+
+def test_embed_prints_a_line_a_text(ctl, client):
+    texts = ["The robot opens the door.", "A second text."]
+    result = ctl("embed", *texts)
+    assert result.code == 0, result.err
+    vectors = [json.loads(line) for line in result.out.splitlines()]
+    assert vectors == [list(vector) for vector in client.embed(texts)]
+    result = ctl(
+        "embed", "--json", "--pooling", "last", "--no-normalize", "-", stdin="\n".join(texts).encode()
+    )
+    assert json.loads(result.out)["embeddings"] == [
+        list(vector) for vector in client.embed(texts, pooling="last", normalize=False)
+    ]
+    result = ctl("embed", "--pooling", "max", "x")
+    assert result.code == ExitCode.REFUSED
+    assert "use last or mean" in result.err
+    result = ctl("embed", "-")
+    assert result.code == ExitCode.REFUSED
+    assert "inputs has 0 entries" in result.err
