@@ -11,7 +11,8 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from test_gguf_import import permuted, refused
+from test_gguf_import import permuted
+from test_gguf_import_refusals import refused
 
 from edged.checkpoint.gguf_import import import_gguf
 from edged.models.architecture import Architecture
