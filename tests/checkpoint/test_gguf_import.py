@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from test_gguf_import_refusals import config_of
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from edged.checkpoint.gguf_import import import_gguf
@@ -27,11 +28,6 @@ LlamaConfig: Any = transformers.LlamaConfig
 LlamaForCausalLM: Any = transformers.LlamaForCausalLM
 Kind = gguf.GGMLQuantizationType
 HEAD_DIM = 64
-
-
-def config_of(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    return content
 
 
 def permuted(weights: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:

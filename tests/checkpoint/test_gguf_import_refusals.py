@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import gguf
 import numpy as np
 import pytest
-from test_gguf_import import config_of
 
 from edged.checkpoint.gguf_file import GgufFile, can_dequantize
 from edged.checkpoint.gguf_import import import_gguf
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Kind = gguf.GGMLQuantizationType
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return content
 
 
 def refused(recipe: Any, folder: Path, message: str) -> None:
