@@ -37,6 +37,15 @@ if [ "$1" = without ]; then
     ! edgectl doctor --config /etc/edged/edged.yaml >/tmp/doctor || fail "doctor is content"
     grep -q "a model runs on it (executor: torch or auto)" /tmp/doctor || { cat /tmp/doctor; fail "doctor does not name torch"; }
 else
+    say "A model that the service may not read is named, and doctor has the remedy"
+    chown -R root:root /var/lib/edged/models/smollm
+    chmod 700 /var/lib/edged/models/smollm
+    ! systemctl start edged 2>/dev/null || fail "it started"
+    [ "$(property ExecMainStatus) $(property NRestarts)" = "66 0" ] || fail "another status"
+    [[ $(property StatusText) == *"/var/lib/edged/models/smollm"*"ermission denied"* ]] || fail "the status does not say why"
+    edgectl doctor --config /etc/edged/edged.yaml >/tmp/doctor || true
+    grep -q "chgrp -R edged /var/lib/edged/models/smollm" /tmp/doctor || { cat /tmp/doctor; fail "doctor has no remedy"; }
+    chgrp -R edged /var/lib/edged/models/smollm && chmod -R g+rX /var/lib/edged/models/smollm
     say "The service serves"
     systemctl enable --now edged
     edgectl status

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs the Debian package on a fresh Debian 12 (debootstrap, kept in .cache), starts its service under a booted systemd,
-# upgrades, removes and purges it (fresh.sh): once with torch and once without. Exit status 77: it cannot be done here.
+# upgrades, removes and purges it (fresh.sh): without torch and with it, or what the arguments name. Exit status 77: it cannot
+# be done here.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 . tests/systemd/common.sh
@@ -19,7 +20,8 @@ if [ ! -f "$out/made" ]; then
     touch "$out/made"
 fi
 export SOURCE="$PWD" RESULT="$PWD/$out/result" LOWER="$PWD/$out/root"
-for kind in without with; do
+[ $# -gt 0 ] || set -- without with
+for kind in "$@"; do
     rm -rf "$out/package" && mkdir "$out/package"
     without=()
     [ $kind = with ] || without=(--without torch)
