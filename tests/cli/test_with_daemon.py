@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 
+import numpy as np
 import pytest
 from edgectl_process import COMMAND, clean_environment, wait_idle
 
@@ -297,13 +298,12 @@ def test_embed_prints_a_line_a_text(ctl, client):
     result = ctl("embed", *texts)
     assert result.code == 0, result.err
     vectors = [json.loads(line) for line in result.out.splitlines()]
-    assert vectors == [list(vector) for vector in client.embed(texts)]
+    np.testing.assert_allclose(vectors, client.embed(texts), atol=1e-5)  # who shares a step differs
     result = ctl(
         "embed", "--json", "--pooling", "last", "--no-normalize", "-", stdin="\n".join(texts).encode()
     )
-    assert json.loads(result.out)["embeddings"] == [
-        list(vector) for vector in client.embed(texts, pooling="last", normalize=False)
-    ]
+    plain = client.embed(texts, pooling="last", normalize=False)
+    np.testing.assert_allclose(json.loads(result.out)["embeddings"], plain, rtol=1e-3, atol=1e-3)
     result = ctl("embed", "--pooling", "max", "x")
     assert result.code == ExitCode.REFUSED
     assert "use last or mean" in result.err
