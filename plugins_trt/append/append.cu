@@ -34,11 +34,30 @@ struct Append {
 
 constexpr int kWarps = 4;
 
-// The norm (when `norm` is given) and the rotation to `position`, in fp32. The rounding of each step is spelled out:
+constexpr int kStoredTogether = 16;  // keys that are read at once, stored
+constexpr int kMadeTogether = 4;     // and made again
+
+// A lane's share of the angles of one position.
+template <int kPairs>
+struct Angles {
+    float cosine[kPairs];
+    float sine[kPairs];
+
+    __device__ __forceinline__ static Angles load(const Append& args, int position, int lane) {
+        i64 place = ((i64)position * 32 + lane) * kPairs;
+        Angles angles;
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i)
+            angles.cosine[i] = args.cosine[place + i], angles.sine[i] = args.sine[place + i];
+        return angles;
+    }
+};
+
+// The norm (when `norm` is given) and the rotation by `angles`, in fp32. The rounding of each step is spelled out:
 // were it left to the compiler to fuse, a key made again could differ from the stored one in its last bit.
 template <typename T, int kDim, int kPairs = kDim / 64>
 __device__ __forceinline__ Share<kPairs> rotate(
-    Share<kPairs> x, const u16* norm, const Append& args, int position, int lane) {
+    Share<kPairs> x, const u16* norm, const Append& args, const Angles<kPairs>& angles, int lane) {
     if (norm != nullptr) {
         float squares = 0.0f;
 #pragma unroll
@@ -54,13 +73,11 @@ __device__ __forceinline__ Share<kPairs> rotate(
             x.second[i] = __fmul_rn(__fmul_rn(x.second[i], factor), weight.second[i]);
         }
     }
-    const float* cosine = args.cosine + (i64)position * (kDim / 2) + kPairs * lane;
-    const float* sine = args.sine + (i64)position * (kDim / 2) + kPairs * lane;
     Share<kPairs> rotated;
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
-        rotated.first[i] = __fmaf_rn(x.first[i], cosine[i], -__fmul_rn(x.second[i], sine[i]));
-        rotated.second[i] = __fmaf_rn(x.second[i], cosine[i], __fmul_rn(x.first[i], sine[i]));
+        rotated.first[i] = __fmaf_rn(x.first[i], angles.cosine[i], -__fmul_rn(x.second[i], angles.sine[i]));
+        rotated.second[i] = __fmaf_rn(x.second[i], angles.cosine[i], __fmul_rn(x.first[i], angles.sine[i]));
     }
     return rotated;
 }
@@ -78,24 +95,43 @@ __device__ __forceinline__ typename Stored::Row mean_of_keys(
     Share<kPairs> sum = {};
     int x = position - kKeys + 1;
     int stored_end = min_int(length, position + 1);
-    while (x < stored_end) {  // one page at a time
+    // Some keys at once, the last of them whether or not all count: one after the other each would wait for memory.
+    while (x < stored_end) {
         int page_end = min_int(stored_end, (x / kPage + 1) * kPage);
         typename Stored::Keys keys(arena, table[x / kPage], head, x % kPage);
-#pragma unroll 16
-        for (; x < page_end; ++x, keys.next()) add(sum, keys.row(lane));
+        for (; x < page_end; x += kStoredTogether) {
+            uint2 rows[kStoredTogether];
+#pragma unroll
+            for (int i = 0; i < kStoredTogether; ++i) {
+                rows[i] = keys.packed(lane);
+                if (x + i + 1 < page_end) keys.next();
+            }
+#pragma unroll
+            for (int i = 0; i < kStoredTogether; ++i)
+                if (x + i < page_end) add(sum, Stored::Keys::unpacked(rows[i]));
+        }
+        x = page_end;
     }
-    auto made_again = [&](int row, int at) {
-        Share<kPairs> input = load_share<T, kDim>(args.k + row * args.k_stride + head * kDim, lane);
-        add(sum, Stored::rounded(rotate<T, kDim>(input, args.k_norm, args, at, lane)));
-    };
-    if (batch.tree_masks == nullptr) {
-        int first = token - position;  // the row of position x is first + x
-#pragma unroll 8
-        for (; x <= position; ++x) made_again(first + x, x);
-    } else {
-        u64 path = batch.tree_masks[token];  // ancestors in the order of their depth
+    bool tree = batch.tree_masks != nullptr;
+    u64 path = 0;  // ancestors in the order of their depth
+    if (tree) {
+        path = batch.tree_masks[token];
         for (int skipped = x - length; skipped > 0; --skipped) path &= path - 1;
-        for (; x <= position && path != 0; ++x, path &= path - 1) made_again(start + __ffsll((i64)path) - 1, x);
+    }
+    for (; x <= position; x += kMadeTogether) {
+        Share<kPairs> inputs[kMadeTogether];
+        Angles<kPairs> angles[kMadeTogether];
+#pragma unroll
+        for (int i = 0; i < kMadeTogether; ++i) {
+            int at = min_int(x + i, position);
+            int row = tree ? start + __ffsll((i64)path) - 1 : token - position + at;
+            if (at < position) path &= path - 1;
+            inputs[i] = load_share<T, kDim>(args.k + row * args.k_stride + head * kDim, lane);
+            angles[i] = Angles<kPairs>::load(args, at, lane);
+        }
+#pragma unroll
+        for (int i = 0; i < kMadeTogether; ++i)
+            if (x + i <= position) add(sum, Stored::rounded(rotate<T, kDim>(inputs[i], args.k_norm, args, angles[i], lane)));
     }
     multiply(sum, 1.0f / kKeys);
     return sum;
@@ -117,7 +153,8 @@ __device__ __forceinline__ void append(const Batch& batch, const typename Stored
         Share<kDim / 64> query = {};
         if (sequence >= 0) {
             query = load_share<T, kDim>(args.q + token * args.q_stride + row * kDim, lane);
-            query = rotate<T, kDim>(query, args.q_norm, args, batch.positions[token], lane);
+            auto angles = Angles<kDim / 64>::load(args, batch.positions[token], lane);
+            query = rotate<T, kDim>(query, args.q_norm, args, angles, lane);
         }
         store_share<T, kDim>(out, query, lane);
         return;
@@ -132,7 +169,7 @@ __device__ __forceinline__ void append(const Batch& batch, const typename Stored
         int page = batch.table(sequence)[slot / kPage];
         if (kind == 0) {
             Share<kDim / 64> key = load_share<T, kDim>(args.k + token * args.k_stride + head * kDim, lane);
-            key = rotate<T, kDim>(key, args.k_norm, args, position, lane);
+            key = rotate<T, kDim>(key, args.k_norm, args, Angles<kDim / 64>::load(args, position, lane), lane);
             Stored::store_key(arena, page, head, slot % kPage, key, lane);
         } else {
             Share<kDim / 64> value = load_share<T, kDim>(args.v + token * args.v_stride + head * kDim, lane);
@@ -158,12 +195,12 @@ __device__ __forceinline__ void append(const Batch& batch, const typename Stored
 }
 
 #define APPEND(type, suffix, dim)                                                             \
-    extern "C" __global__ void __launch_bounds__(kWarps * 32)                                 \
+    extern "C" __global__ void __launch_bounds__(kWarps * 32, 3)                                 \
         append_##suffix##_d##dim(const Batch batch, const Arena arena, const Append args) {   \
         append<Exact<type, dim>>(batch, arena, args);                                         \
     }
 #define APPEND_QUANTIZED(type, suffix, format, kv, dim)                                                     \
-    extern "C" __global__ void __launch_bounds__(kWarps * 32)                                               \
+    extern "C" __global__ void __launch_bounds__(kWarps * 32, 3)                                               \
         append_##suffix##_##kv##_d##dim(const Batch batch, const QuantizedArena arena, const Append args) { \
         append<Quantized<type, format, dim>>(batch, arena, args);                                           \
     }

@@ -83,8 +83,27 @@ struct Exact {
         const u16* at;
         __device__ __forceinline__ Keys(const Pages& arena, int page, int head, int slot)
             : at(arena.keys.row<kDim>(page, head, slot)) {}
-        __device__ __forceinline__ Row row(int lane) const { return load_share<T, kDim>(at, lane); }
+        __device__ __forceinline__ Row row(int lane) const { return unpacked(packed(lane)); }
         __device__ __forceinline__ void next() { at += kDim; }
+        // The same in two words, for many at once.
+        __device__ __forceinline__ uint2 packed(int lane) const {
+            if constexpr (kDim == 128) {
+                return uint2{*reinterpret_cast<const u32*>(at + 2 * lane),
+                             *reinterpret_cast<const u32*>(at + kDim / 2 + 2 * lane)};
+            } else {
+                return uint2{at[lane], at[kDim / 2 + lane]};
+            }
+        }
+        static __device__ __forceinline__ Row unpacked(uint2 words) {
+            Row x;
+            if constexpr (kDim == 128) {
+                x.first[0] = T::low(words.x), x.first[1] = T::high(words.x);
+                x.second[0] = T::low(words.y), x.second[1] = T::high(words.y);
+            } else {
+                x.first[0] = T::unpack((u16)words.x), x.second[0] = T::unpack((u16)words.y);
+            }
+            return x;
+        }
     };
 };
 
@@ -148,21 +167,29 @@ struct Quantized {
         const u16* factor;
         __device__ __forceinline__ Keys(const Pages& arena, int page, int head, int slot)
             : at(arena.keys.row<kDim>(page, head, slot)), factor(arena.key_scales.row<1>(page, head, slot)) {}
-        // (The product is exact, so it does not matter whether it is rounded before it is added.)
-        __device__ __forceinline__ Row row(int lane) const {
-            float scale = F16::unpack(*factor);
-            Row x;
+        __device__ __forceinline__ Row row(int lane) const { return unpacked(packed(lane)); }
+        __device__ __forceinline__ void next() { at += kDim, ++factor; }
+        __device__ __forceinline__ uint2 packed(int lane) const {
+            u32 a, b;
             if constexpr (kPairs == 2) {
-                u32 a = *reinterpret_cast<const u16*>(at + 2 * lane);
-                u32 b = *reinterpret_cast<const u16*>(at + kDim / 2 + 2 * lane);
-                x.first[0] = Kv::decode(a & 0xffu) * scale, x.first[1] = Kv::decode(a >> 8) * scale;
-                x.second[0] = Kv::decode(b & 0xffu) * scale, x.second[1] = Kv::decode(b >> 8) * scale;
+                a = *reinterpret_cast<const u16*>(at + 2 * lane);
+                b = *reinterpret_cast<const u16*>(at + kDim / 2 + 2 * lane);
             } else {
-                x.first[0] = Kv::decode(at[lane]) * scale;
-                x.second[0] = Kv::decode(at[kDim / 2 + lane]) * scale;
+                a = at[lane], b = at[kDim / 2 + lane];
+            }
+            return uint2{a | b << 16, *factor};
+        }
+        // (The product is exact, so it does not matter whether it is rounded before it is added.)
+        static __device__ __forceinline__ Row unpacked(uint2 words) {
+            float scale = F16::unpack((u16)words.y);
+            Row x;
+            x.first[0] = Kv::decode(words.x & 0xffu) * scale;
+            x.second[0] = Kv::decode(words.x >> 16 & 0xffu) * scale;
+            if constexpr (kPairs == 2) {
+                x.first[1] = Kv::decode(words.x >> 8 & 0xffu) * scale;
+                x.second[1] = Kv::decode(words.x >> 24) * scale;
             }
             return x;
         }
-        __device__ __forceinline__ void next() { at += kDim, ++factor; }
     };
 };

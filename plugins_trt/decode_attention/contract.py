@@ -20,6 +20,7 @@ WIDE_ROWS = 128
 
 _HEADS = 16
 _MAX_PARTS = 512
+_SPARSE_WIDE_PARTS = 16
 _WIDE_A_MULTIPROCESSOR = 2  # thread blocks of `wide` that share a multiprocessor
 
 
@@ -77,7 +78,9 @@ class AttentionPlan:
             full = ceil_div(tokens * group, WIDE_ROWS)  # when one sequence brings them all
             tiles = tokens * group // WIDE_ROWS + min(sequences, tokens // 2)
             blocks = _WIDE_A_MULTIPROCESSOR * multiprocessors
-            wide = max(1, min(blocks // (full * kv_heads), max_pages, _MAX_PARTS))
+            # Beside sparse queries there are few dense ones, over short contexts: most of such blocks would do nothing.
+            most = _SPARSE_WIDE_PARTS if sparse else _MAX_PARTS
+            wide = max(1, min(blocks // (full * kv_heads), max_pages, most))
             if sequences == 1 and not sparse:
                 narrow, tiles = 0, full
         rows = tokens * kv_heads * max(narrow, wide) * _HEADS
@@ -102,16 +105,20 @@ def workspace_bytes(
     quantized: bool = False,
 ) -> int:
     """Bytes of scratch memory that attention over a bucket of `tokens` needs while it runs, sparse or not."""
-    return AttentionPlan.of(
-        tokens=tokens,
-        sequences=sequences,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        max_pages=max_pages,
-        multiprocessors=multiprocessors,
-        quantized=quantized,
-    ).workspace_bytes
+    return max(
+        AttentionPlan.of(
+            tokens=tokens,
+            sequences=sequences,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            max_pages=max_pages,
+            multiprocessors=multiprocessors,
+            sparse=sparse,
+            quantized=quantized,
+        ).workspace_bytes
+        for sparse in (False, True)
+    )
 
 
 @dataclass(frozen=True)

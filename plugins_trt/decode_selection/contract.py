@@ -16,7 +16,8 @@ from plugins_trt.contract import (
 )
 
 WARPS = 16  # of a thread block
-TOKENS = 8  # that a thread block takes
+TOKENS, MANY_TOKENS = 8, 16  # that a thread block takes, of few and of many
+MANY = 32  # tokens from which on there are many
 MAX_PAGES = 8192
 """Pages of a table that is compared: 524 288 tokens."""
 

@@ -17,7 +17,7 @@ constexpr int kHeads = 16;           // rows of a tile
 constexpr int kCoarsePages = kUnit;  // pages of a unit of coarse keys
 constexpr int kFinePages = kUnit / kFineSlots;
 constexpr int kPagesOfCta = kWarps * kFinePages;
-constexpr int kTokens = 8;  // tokens of a sequence that a CTA takes
+constexpr int kTokens = 16;  // most tokens of a sequence that a CTA takes
 static_assert(kPagesOfCta == kPage, "as `choose` reads the scores");
 
 // ---------------------------------------------------------------- fragments
@@ -209,28 +209,35 @@ __device__ __forceinline__ void visit_node_keys(
     }
 }
 
-// Tokens [first, end) of one sequence, those that a CTA takes; blockIdx.z counts tiles of tokens within sequences.
+// Whether the path of a node, which ends at `position`, completes a compressed key behind `length`: every `span` tokens,
+// from `window` on.
+__device__ __forceinline__ bool completes_any(int length, int position, int span, int window) {
+    return max_int(length | (span - 1), window - 1) <= position;
+}
+
+// What a CTA of sequence blockIdx.z takes: tokens [first, end) and a part of the keys. blockIdx.x counts parts, and tiles of
+// tokens within them. In trees the CTAs share the nodes out, too, whose paths complete keys of their own.
 struct Tokens {
     int sequence;
+    int part;
     int start;  // of the sequence
     int first;
     int end;
     int last;   // the end of the sequence
 
-    __device__ __forceinline__ static Tokens of_cta(const Batch& batch) {
-        int tiles = ceil_div(batch.tokens, kTokens);
+    __device__ __forceinline__ static Tokens of_cta(const Batch& batch, const Select& args) {
+        int tiles = ceil_div(batch.tokens, args.tile), place = (int)blockIdx.x;
         Tokens tokens;
-        tokens.sequence = (int)blockIdx.z / tiles;
+        tokens.sequence = (int)blockIdx.z;
+        tokens.part = place / tiles;
         tokens.start = batch.sequence_starts[tokens.sequence];
         tokens.last = batch.sequence_starts[tokens.sequence + 1];
-        tokens.first = tokens.start + (int)blockIdx.z % tiles * kTokens;
-        tokens.end = min_int(tokens.last, tokens.first + kTokens);
+        tokens.first = tokens.start + place % tiles * args.tile;
+        tokens.end = min_int(tokens.last, tokens.first + args.tile);
         return tokens;
     }
     // Whether none of them selects. (The positions of a tree's nodes do not ascend: they are looked at one by one.)
     __device__ __forceinline__ bool are_dense(const Batch& batch, const Select& args) const {
         return batch.tree_masks == nullptr && !is_sparse(args, batch.positions[end - 1]);
     }
-    // Token `index` of the sequence; the CTAs of its first tile see to its nodes.
-    __device__ __forceinline__ bool is_node(int index) const { return first == start && start + index < last; }
 };

@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from plugins_trt.arena import Arena
-from plugins_trt.contract import KERNEL_DTYPES, MAX_TREE, Batch, ceil_div, softmax_scale
-from plugins_trt.decode_selection.contract import TOKENS, WARPS
+from plugins_trt.contract import KERNEL_DTYPES, Batch, ceil_div, softmax_scale
+from plugins_trt.decode_selection.contract import MANY, MANY_TOKENS, TOKENS, WARPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from plugins_trt.decode_selection.contract import DecodeSelection, SelectionPlan
 
-_SELECT = "PPPPPPPPPPfiiiiiiiii"
+_SELECT = "PPPPPPPPPPfiiiiiiiiiii"
 _LSE_FORMAT = Batch.FORMAT + Arena.FORMAT + _SELECT
-_SCORES_FORMAT = _LSE_FORMAT + "i"
 _CHOOSE_FORMAT = Batch.FORMAT + _SELECT
 _THREADS = 32 * WARPS
 _LOG2E = 1.4426950408889634
@@ -28,7 +27,7 @@ class DecodeSelector:
         """Finds the kernels with `function` (see `registry.Kernels.operator`)."""
         layout = f"{KERNEL_DTYPES[dtype]}_d{head_dim}"
         self._lse = function(f"lse_{layout}", 0).prepare(_LSE_FORMAT, overlaps=True)
-        self._scores = function(f"scores_{layout}", 0).prepare(_SCORES_FORMAT, overlaps=True)
+        self._scores = function(f"scores_{layout}", 0).prepare(_LSE_FORMAT, overlaps=True)
         self._lse_one = function(f"lse_one_{layout}", 0).prepare(_LSE_FORMAT, overlaps=True)
         self._scores_one = function(f"scores_one_{layout}", 0).prepare(_LSE_FORMAT, overlaps=True)
         self._choose = function("choose_blocks", 0).prepare(_CHOOSE_FORMAT, overlaps=True)
@@ -37,18 +36,17 @@ class DecodeSelector:
         """Enqueues one selection."""
         plan, batch = args.plan, args.batch
         kv_heads, block = args.arena.kv_heads, (_THREADS, 1, 1)
-        nodes = 0 if batch.tree_masks is None else min(MAX_TREE, batch.tokens)
         select = _pack_select(args, plan)
         packed = (*batch.pack(), *args.arena.pack(args.layer), *select)
         if batch.tokens == 1 and batch.tree_masks is None:
             for kernel, parts in ((self._lse_one, plan.lse_parts), (self._scores_one, plan.score_parts)):
                 kernel.prepared_async_call((parts, kv_heads, batch.sequences), block, stream, *packed)
             return
-        tiles = batch.sequences * ceil_div(batch.tokens, TOKENS)
-        grid = (plan.lse_parts + nodes, kv_heads, tiles)
+        tiles = ceil_div(batch.tokens, _tile(batch))
+        grid = (plan.lse_parts * tiles, kv_heads, batch.sequences)
         self._lse.prepared_async_call(grid, block, stream, *packed)
-        grid = (plan.score_parts + nodes, kv_heads, tiles)
-        self._scores.prepared_async_call(grid, block, stream, *packed, plan.score_parts)
+        grid = (plan.score_parts * tiles, kv_heads, batch.sequences)
+        self._scores.prepared_async_call(grid, block, stream, *packed)
         self._choose.prepared_async_call((batch.tokens, kv_heads, 1), block, stream, *batch.pack(), *select)
 
 
@@ -75,4 +73,11 @@ def _pack_select(args: DecodeSelection, plan: SelectionPlan) -> tuple[float, ...
         args.rule.dense_below,
         1 if args.rule.lse == "exact" else 0,
         plan.score_stride,
+        _tile(args.batch),
+        0,
     )
+
+
+def _tile(batch: Batch) -> int:
+    """Tokens of a sequence that a thread block takes: more where there would be more blocks than run at once."""
+    return MANY_TOKENS if batch.tokens >= MANY else TOKENS

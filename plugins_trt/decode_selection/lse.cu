@@ -2,33 +2,33 @@
 // `exact`), a part a CTA. `scores` gathers the parts.
 #include "decode_selection/keys.cuh"
 
-// Grid: (parts, kv_heads, sequences x tiles of tokens), and in trees 64 more in x, one for each node.
+// The keys that the path of one node completes; all threads of a CTA.
 template <typename T, int kDim>
-__device__ __forceinline__ void lse(const Batch& batch, const Arena& arena, const Select& args) {
-    __shared__ float2 shared[kTokens][kWarps][kHeads];
-    Tokens tokens = Tokens::of_cta(batch);
-    int sequence = tokens.sequence;
-    int kv_head = blockIdx.y;
-    int part = blockIdx.x;
-    int lane = threadIdx.x & 31;
-    int warp = threadIdx.x >> 5;
-    bool tree = batch.tree_masks != nullptr;
-    int parts = args.lse_parts - (tree ? 1 : 0);
-
-    if (part >= parts) {  // a node's own compressed keys
-        wait_for_dependencies();
-        launch_dependents();
-        int token = tokens.start + part - parts;
-        if (!tokens.is_node(part - parts) || !is_sparse(args, batch.positions[token])) return;
-        float maximum = -kInfinity, sum = 0.0f;
-        visit_node_keys<T, kDim>(
-            batch, args, args.exact ? args.node_fine : args.node_coarse, args.exact ? 16 : 64, args.exact ? 32 : 128,
-            sequence, token, kv_head, [&](int, int, int, float score) { merge(maximum, sum, score, 1.0f); });
-        if (threadIdx.x < 128 && threadIdx.x % 8 == 0)
-            args.lse[(((i64)token * args.kv_heads + kv_head) * args.lse_parts + parts) * kHeads + threadIdx.x / 8] =
-                log_sum(maximum, sum);
+__device__ __forceinline__ void lse_of_node(
+    const Batch& batch, const Select& args, int sequence, int token, int kv_head, int parts) {
+    int position = batch.positions[token];
+    if (!is_sparse(args, position)) return;
+    int span = args.exact ? 16 : 64, window = 2 * span;
+    float* out = args.lse + (((i64)token * args.kv_heads + kv_head) * args.lse_parts + parts) * kHeads;
+    if (!completes_any(batch.lengths[sequence], position, span, window)) {
+        if (threadIdx.x < kHeads) out[threadIdx.x] = -kInfinity;
         return;
     }
+    float maximum = -kInfinity, sum = 0.0f;
+    visit_node_keys<T, kDim>(
+        batch, args, args.exact ? args.node_fine : args.node_coarse, span, window, sequence, token, kv_head,
+        [&](int, int, int, float score) { merge(maximum, sum, score, 1.0f); });
+    if (threadIdx.x < 128 && threadIdx.x % 8 == 0) out[threadIdx.x / 8] = log_sum(maximum, sum);
+}
+
+// A part of the stored keys for a tile of tokens; waits for the launches before.
+template <typename T, int kDim>
+__device__ __forceinline__ void lse_of_part(
+    const Batch& batch, const Arena& arena, const Select& args, const Tokens& tokens, int kv_head) {
+    __shared__ float2 shared[kTokens][kWarps][kHeads];
+    int sequence = tokens.sequence, part = tokens.part;
+    int lane = threadIdx.x & 31;
+    int warp = threadIdx.x >> 5;
 
     // The last token sees most; a part beyond its keys has nothing to do (and is never read).
     int pages_a_unit = args.exact ? kFinePages : kCoarsePages;
@@ -66,12 +66,13 @@ __device__ __forceinline__ void lse(const Batch& batch, const Arena& arena, cons
     Rows<kDim> keys;
     keys.load(rows[0], rows[1], lane);
 
-    for (int token = tokens.first; token < tokens.end; ++token) {
+    Rows<kDim> q, next;
+    load_heads<kDim>(q, args, tokens.first, kv_head, lane);
+    for (int token = tokens.first; token < tokens.end; ++token, q = next) {
+        if (token + 1 < tokens.end) load_heads<kDim>(next, args, token + 1, kv_head, lane);
         if (token > tokens.first) position = batch.positions[token];
         if (!is_sparse(args, position)) continue;
         int stored = stored_tokens(batch, sequence, position);
-        Rows<kDim> q;
-        load_heads<kDim>(q, args, token, kv_head, lane);
         float acc[2][4];
         keys_times_heads<T, kDim>(acc, keys, q);
         sum_keys(acc, args.scale, complete[0] < stored, complete[1] < stored, lane, shared[token - tokens.first][warp]);
@@ -82,6 +83,16 @@ __device__ __forceinline__ void lse(const Batch& batch, const Arena& arena, cons
         args.lse[(((i64)own_token * args.kv_heads + kv_head) * args.lse_parts + part) * kHeads + head] =
             log_sum_of_warps(shared[own_token - tokens.first], head);
     }
+}
+
+// Grid: (parts x tiles of tokens, kv_heads, sequences).
+template <typename T, int kDim>
+__device__ __forceinline__ void lse(const Batch& batch, const Arena& arena, const Select& args) {
+    Tokens tokens = Tokens::of_cta(batch, args);
+    lse_of_part<T, kDim>(batch, arena, args, tokens, blockIdx.y);
+    if (batch.tree_masks == nullptr) return;
+    for (int token = tokens.start + (int)blockIdx.x; token < tokens.last; token += (int)gridDim.x)
+        lse_of_node<T, kDim>(batch, args, tokens.sequence, token, blockIdx.y, args.lse_parts - 1);
 }
 
 #define LSE(type, suffix, dim)                                                           \

@@ -35,51 +35,53 @@ __device__ __forceinline__ void gather_lse(
     __syncthreads();
 }
 
-// Grid: (parts, kv_heads, sequences x tiles of tokens), and in trees 64 more in x, one for each node.
+// The keys that the path of one node completes; all threads of a CTA.
 template <typename T, int kDim>
-__device__ __forceinline__ void scores(const Batch& batch, const Arena& arena, const Select& args, int parts) {
+__device__ __forceinline__ void scores_of_node(
+    const Batch& batch, const Select& args, int sequence, int token, int kv_head) {
     __shared__ float lse_of_heads[kTokens][kHeads];
-    __shared__ float most_of_pages[kTokens][kPagesOfCta], first_of_pages[kTokens][kPagesOfCta];
-    Tokens tokens = Tokens::of_cta(batch);
-    int sequence = tokens.sequence;
-    int kv_head = blockIdx.y;
-    int part = blockIdx.x;
-    int lane = threadIdx.x & 31;
-    int warp = threadIdx.x >> 5;
-
-    if (part >= parts) {  // a node's own compressed keys
-        wait_for_dependencies();
-        launch_dependents();
-        int token = tokens.start + part - parts;
-        if (!tokens.is_node(part - parts) || !is_sparse(args, batch.positions[token])) return;
-        gather_lse(batch, args, sequence, token, 1, kv_head, lse_of_heads);
-        float* out = args.node_scores + ((i64)token * args.kv_heads + kv_head) * kNodeKeys * 2;
-        float* weights = most_of_pages[0];  // [kNodeKeys, kHeads]
-        int found = 0, slots[kNodeKeys];
-        visit_node_keys<T, kDim>(
-            batch, args, args.node_fine, 16, 32, sequence, token, kv_head,
-            [&](int position, int head, int eighth, float score) {
-                if (found == kNodeKeys) return;
-                if (eighth == 0) weights[found * kHeads + head] = exp2_fast(score - lse_of_heads[0][head]);
-#pragma unroll
-                for (int i = 0; i < kNodeKeys; ++i)
-                    if (i == found) slots[i] = position / 16;
-                ++found;
-            });
-        __syncthreads();
-        if (threadIdx.x == 0) {
-#pragma unroll
-            for (int i = 0; i < kNodeKeys; ++i) {
-                float sum = 0.0f;
-                if (i < found)
-                    for (int head = 0; head < kHeads; ++head) sum += weights[i * kHeads + head];
-                out[2 * i] = __int_as_float(i < found ? slots[i] : -1);
-                out[2 * i + 1] = sum;
-            }
-        }
+    __shared__ float weights[kNodeKeys][kHeads];
+    __shared__ i32 slots[kNodeKeys];
+    int at = batch.positions[token];
+    if (!is_sparse(args, at)) return;
+    float* out = args.node_scores + ((i64)token * args.kv_heads + kv_head) * kNodeKeys * 2;
+    if (!completes_any(batch.lengths[sequence], at, 16, 32)) {
+        if (threadIdx.x == 0) out[0] = __int_as_float(-1);
         return;
     }
+    gather_lse(batch, args, sequence, token, 1, kv_head, lse_of_heads);
+    int found = 0;
+    visit_node_keys<T, kDim>(
+        batch, args, args.node_fine, 16, 32, sequence, token, kv_head,
+        [&](int position, int head, int eighth, float score) {
+            if (found == kNodeKeys) return;
+            if (eighth == 0) weights[found][head] = exp2_fast(score - lse_of_heads[0][head]);
+            if (threadIdx.x == 0) slots[found] = position / 16;
+            ++found;
+        });
+    __syncthreads();
+    if (threadIdx.x == 0) {
+#pragma unroll
+        for (int i = 0; i < kNodeKeys; ++i) {
+            float sum = 0.0f;
+            if (i < found)
+                for (int head = 0; head < kHeads; ++head) sum += weights[i][head];
+            out[2 * i] = __int_as_float(i < found ? slots[i] : -1);
+            out[2 * i + 1] = sum;
+        }
+    }
+    __syncthreads();
+}
 
+// A part of the stored keys for a tile of tokens; waits for the launches before.
+template <typename T, int kDim>
+__device__ __forceinline__ void scores_of_part(
+    const Batch& batch, const Arena& arena, const Select& args, const Tokens& tokens, int kv_head) {
+    __shared__ float lse_of_heads[kTokens][kHeads];
+    __shared__ float most_of_pages[kTokens][kPagesOfCta], first_of_pages[kTokens][kPagesOfCta];
+    int sequence = tokens.sequence, part = tokens.part;
+    int lane = threadIdx.x & 31;
+    int warp = threadIdx.x >> 5;
     int first_page = (part * kWarps + warp) * kFinePages;
     int most = stored_tokens(batch, sequence, batch.lengths[sequence] + tokens.end - tokens.start - 1);
     int active = max_int(1, ceil_div(most, kPagesOfCta * kPage));
@@ -96,11 +98,12 @@ __device__ __forceinline__ void scores(const Batch& batch, const Arena& arena, c
     launch_dependents();
     gather_lse(batch, args, sequence, tokens.first, tokens.end - tokens.first, kv_head, lse_of_heads);
 
-    for (int token = tokens.first; token < tokens.end; ++token) {
+    Rows<kDim> q, next;
+    load_heads<kDim>(q, args, tokens.first, kv_head, lane);
+    for (int token = tokens.first; token < tokens.end; ++token, q = next) {
         int index = token - tokens.first;
+        if (token + 1 < tokens.end) load_heads<kDim>(next, args, token + 1, kv_head, lane);
         int stored = stored_tokens(batch, sequence, batch.positions[token]);
-        Rows<kDim> q;
-        load_heads<kDim>(q, args, token, kv_head, lane);
         float acc[2][4];
         keys_times_heads<T, kDim>(acc, keys, q);
         int page = warp * kFinePages;
@@ -109,17 +112,28 @@ __device__ __forceinline__ void scores(const Batch& batch, const Arena& arena, c
             &first_of_pages[index][page]);
     }
     __syncthreads();
-    static_assert(kTokens * kPagesOfCta == kThreads, "a thread writes one block of one token");
-    int index = threadIdx.x / kPagesOfCta, page = threadIdx.x % kPagesOfCta;
-    int token = tokens.first + index;
-    if (token < tokens.end && is_sparse(args, batch.positions[token]))
-        write_score(args, token, kv_head, part, page, most_of_pages[index], first_of_pages[index]);
+    int page = threadIdx.x % kPagesOfCta;
+    for (int index = threadIdx.x / kPagesOfCta; tokens.first + index < tokens.end; index += kThreads / kPagesOfCta) {
+        int token = tokens.first + index;
+        if (is_sparse(args, batch.positions[token]))
+            write_score(args, token, kv_head, part, page, most_of_pages[index], first_of_pages[index]);
+    }
+}
+
+// Grid: (parts x tiles of tokens, kv_heads, sequences).
+template <typename T, int kDim>
+__device__ __forceinline__ void scores(const Batch& batch, const Arena& arena, const Select& args) {
+    Tokens tokens = Tokens::of_cta(batch, args);
+    scores_of_part<T, kDim>(batch, arena, args, tokens, blockIdx.y);
+    if (batch.tree_masks == nullptr) return;
+    for (int token = tokens.start + (int)blockIdx.x; token < tokens.last; token += (int)gridDim.x)
+        scores_of_node<T, kDim>(batch, args, tokens.sequence, token, blockIdx.y);
 }
 
 #define SCORES(type, suffix, dim)                                                                      \
     extern "C" __global__ void __launch_bounds__(kThreads, 1)                                          \
-        scores_##suffix##_d##dim(const Batch batch, const Arena arena, const Select args, int parts) { \
-        scores<type, dim>(batch, arena, args, parts);                                                  \
+        scores_##suffix##_d##dim(const Batch batch, const Arena arena, const Select args) {             \
+        scores<type, dim>(batch, arena, args);                                                         \
     }
 
 SCORES(F16, f16, 64)

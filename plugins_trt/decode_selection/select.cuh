@@ -23,6 +23,8 @@ struct Select {
     i32 dense_below;
     i32 exact;
     i32 score_stride;  // a multiple of 64
+    i32 tile;          // tokens of a sequence that a CTA of several takes, at most kTokens
+    i32 unused;
 };
 
 constexpr int kNodeKeys = 4;  // fine keys that 64 nodes of one path can complete

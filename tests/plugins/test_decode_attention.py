@@ -5,7 +5,7 @@ import torch
 from decode_cases import TOLERANCE, array, error, gpu, make_case, random_parents
 
 from plugins_trt.contract import LaunchError
-from plugins_trt.decode_attention.contract import AttentionPlan, DecodeAttention
+from plugins_trt.decode_attention.contract import AttentionPlan, DecodeAttention, workspace_bytes
 from plugins_trt.decode_attention.launch import DecodeAttender
 from plugins_trt.decode_attention.reference import attend
 
@@ -218,11 +218,16 @@ def test_arguments_are_refused_by_name():
     assert refused(scale=-1.0).startswith("scale: -1.0")
 
 
+@pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("tokens", [1, 2, 4, 8, 16, 32, 64])
-def test_a_bucket_fills_the_device_and_its_scratch_stays_small(tokens):
-    plan = AttentionPlan.of(
-        tokens=tokens, sequences=1, heads=32, kv_heads=2, head_dim=128, max_pages=2048, multiprocessors=H200
-    )
-    blocks = plan.wide_parts * 2 * -(-tokens * 16 // 128) if tokens > 1 else plan.narrow_parts * 2
-    assert (200 if tokens > 1 else 120) <= blocks <= 2 * H200
-    assert plan.workspace_bytes < 20 << 20
+def test_a_bucket_fills_the_device_and_its_scratch_stays_small(tokens, sparse):
+    """Beside sparse queries there are few dense ones, and few blocks for them."""
+    sizes = {"heads": 32, "kv_heads": 2, "head_dim": 128, "max_pages": 2048, "multiprocessors": H200}
+    plan = AttentionPlan.of(tokens=tokens, sequences=1, sparse=sparse, **sizes)
+    wide = plan.wide_parts * 2 * -(-tokens * 16 // 128)
+    if sparse or tokens == 1:
+        assert 120 <= plan.narrow_parts * 2 * tokens <= 2 * H200
+        assert wide <= H200 or tokens > 32
+    else:
+        assert 200 <= wide <= 2 * H200
+    assert plan.workspace_bytes <= workspace_bytes(tokens=tokens, sequences=1, **sizes) < 20 << 20
