@@ -61,6 +61,15 @@ def command(
             help="Part of the pieces that are put as requests in the model's chat template, where it has one.",
         ),
     ] = 0.5,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            "--start",
+            metavar="DRAFT",
+            help="A draft of this model, trained before, to begin with.",
+            show_default="a new one",
+        ),
+    ] = None,
     device: Annotated[
         str, typer.Option("--device", metavar="NAME", help="cpu or cuda, as torch names it.")
     ] = "cpu",
@@ -115,6 +124,7 @@ def command(
                 plan,
                 progress=bars.report,
                 say=note,
+                start=start,
                 device=device,
                 threads=threads,
             )

@@ -6,9 +6,11 @@ import json
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
+from edged.errors import CheckpointError
 from edged.models.eagle import Eagle
+from edged.speculation.eagle_layer import first_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,6 +72,24 @@ def write_draft(
             file.unlink()
         destination.rmdir()
     part.rename(destination)
+
+
+def first_weights_of(folder: Path, a: Architecture) -> dict[str, torch.Tensor]:
+    """A trained draft's weights, to train on from, fp32.
+
+    Raises:
+        CheckpointError: The folder holds no draft of this target, or none in the layout that is trained.
+    """
+    Eagle.read(folder, a)
+    weights = {name: each.float() for name, each in load_file(folder / "model.safetensors").items()}
+    wanted = first_weights(a)
+    if {name: each.shape for name, each in weights.items()} != {
+        name: each.shape for name, each in wanted.items()
+    }:
+        raise CheckpointError(
+            f"{folder}: has other tensors than a draft that is trained here: begin with one that edgectl draft train has made"
+        )
+    return weights
 
 
 def _halved(weight: torch.Tensor) -> torch.Tensor:

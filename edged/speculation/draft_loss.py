@@ -14,9 +14,11 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_LOGIT_BYTES = 1 << 31
+_LOGIT_BYTES = 1 << 30
 _LOGIT_BYTES_CPU = 1 << 28
-"""Of fp32 logits that are held at once."""
+"""Of logits that are held at once; there are a few times as many bytes beside them."""
+_MEASURED_ROWS = 256
+"""Rows that the loss is told of; the gradient is that of all."""
 
 
 class _Distributions(torch.autograd.Function):
@@ -32,18 +34,25 @@ class _Distributions(torch.autograd.Function):
     ) -> torch.Tensor:
         """``head`` [V, H]; ``wanted`` [R, H]; ``weights`` [levels, R]; ``outs`` [R, H] each: losses [levels]."""
         budget = _LOGIT_BYTES if head.is_cuda else _LOGIT_BYTES_CPU
-        rows = max(1, budget // (4 * head.shape[0]))
+        rows = max(1, budget // (head.element_size() * head.shape[0]))
         losses = torch.zeros(len(outs), device=head.device)
+        measured = weights[:, :_MEASURED_ROWS]
+        measured = measured / measured.sum(1, keepdim=True).clamp_min(1e-9)
+        shares = weights / weights.sum(1, keepdim=True).clamp_min(1e-9)
         gradients = [torch.empty_like(out, dtype=torch.float32) for out in outs]
         for first in range(0, wanted.shape[0], rows):
             some = slice(first, first + rows)
-            likely = (wanted[some].to(head.dtype) @ head.t()).float().softmax(-1)  # [r, V]
+            # Probabilities in the head's type: what passes over the vocabulary takes most of the time.
+            likely = (wanted[some].to(head.dtype) @ head.t()).softmax(-1)  # [r, V]
             for level, out in enumerate(outs):
-                guessed = (out[some].to(head.dtype) @ head.t()).float().log_softmax(-1)
-                share = weights[level, some, None]
-                losses[level] -= (torch.linalg.vecdot(likely, guessed) * share[:, 0]).sum()
-                difference = guessed.exp_().sub_(likely).mul_(share)
-                gradients[level][some] = (difference.to(head.dtype) @ head).float()
+                logits = out[some].to(head.dtype) @ head.t()  # [r, V]
+                if first < _MEASURED_ROWS:
+                    few = slice(0, _MEASURED_ROWS - first)
+                    guessed = logits[few].float().log_softmax(-1)
+                    each = torch.linalg.vecdot(likely[few].float(), guessed)
+                    losses[level] -= (each * measured[level, some][few]).sum()
+                difference = logits.softmax(-1).sub_(likely)
+                gradients[level][some] = (difference @ head).float() * shares[level, some, None]
         ctx.save_for_backward(*gradients)
         return losses
 
@@ -66,9 +75,9 @@ def distribution_loss(
         outs: The draft's outputs that stand for them, by level, ``[R, H]`` each.
 
     Returns:
-        ``[levels]``.
+        ``[levels]``: of the first rows; the gradient is that of all of them.
     """
     result: torch.Tensor = _Distributions.apply(  # type: ignore[no-untyped-call]
-        head, wanted, weights / weights.sum(1, keepdim=True).clamp_min(1e-9), *outs
+        head, wanted, weights, *outs
     )
     return result

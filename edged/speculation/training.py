@@ -24,7 +24,7 @@ from edged.checkpoint.chat_template import ChatTemplate
 from edged.checkpoint.tokenizer import Tokenizer
 from edged.executor.torch_batch import BatchModel, device_of
 from edged.models.architecture import Architecture
-from edged.speculation.draft_files import write_draft
+from edged.speculation.draft_files import first_weights_of, write_draft
 from edged.speculation.draft_loss import distribution_loss
 from edged.speculation.eagle_layer import EagleLevels, first_weights
 from edged.speculation.self_text import continue_prompts, hidden_states, sequences_together
@@ -63,11 +63,12 @@ class DraftTrainer:
         plan: How.
         progress: Is told what is being done.
         say: Is told how good the draft is, after each pass.
+        start: Folder of an earlier trained draft of this model to begin with.
         device: ``cpu``, or a device of torch's such as ``cuda``, on which matrix products are of bfloat16.
         threads: Of the CPU; 0 takes every core.
 
     Raises:
-        CheckpointError: The model's folder is refused.
+        CheckpointError: The model's folder or the draft to begin with is refused.
         InvalidArgumentError: There is too little text, or the device is not known.
         UnsupportedError: torch has no such device here.
     """
@@ -81,6 +82,7 @@ class DraftTrainer:
         *,
         progress: Progress,
         say: Callable[[str], object] = lambda _: None,
+        start: Path | None = None,
         device: str = "cpu",
         threads: int = 0,
     ) -> None:
@@ -107,6 +109,7 @@ class DraftTrainer:
             sequences=sequences_together(where, plan.length * 4 * a.layers * a.kv_width + 16 * a.vocabulary),
             length=plan.length,
         )
+        self._start = None if start is None else first_weights_of(start, a)
         self._work = destination.with_name(destination.name + ".training")
 
     def run(self) -> list[float]:
@@ -145,6 +148,7 @@ class DraftTrainer:
             "plan": asdict(self._plan),
             "model": str(self._folder.absolute()),
             "prompts": int(self._prompts.ids.sum()),
+            "start": None if self._start is None else float(sum(each.sum() for each in self._start.values())),
         }
         said = self._work / "plan.json"
         if said.exists() and json.loads(said.read_text("utf-8")) != digest:
@@ -217,7 +221,8 @@ class DraftTrainer:
         """The draft's weights after every pass, or those that a stopped run has left and what was to do."""
         plan, device = self._plan, self._model.device
         torch.manual_seed(plan.seed)
-        weights = {name: torch.nn.Parameter(each.to(device)) for name, each in first_weights(self._a).items()}
+        first = self._start or first_weights(self._a)
+        weights = {name: torch.nn.Parameter(each.to(device)) for name, each in first.items()}
         step = TrainingStep(weights, partial(self._loss, weights), plan.rate)
         kept = torch.tensor([index for index in range(len(data.tokens)) if index % HELD_OUT])
         size = min(plan.batch, len(kept))

@@ -9,7 +9,8 @@ from functools import partial
 
 import pytest
 import torch
-from fixtures.small_models import model_files
+from eagle_files import write_draft
+from fixtures.small_models import CONFIG, model_files
 from forced_drafts import forced
 from requests_with_drafts import Job, answer_all
 from safetensors.torch import load_file, save_file
@@ -18,7 +19,7 @@ from test_eagle import MINICPM, load
 from edged.checkpoint.tokenizer import Tokenizer
 from edged.cli.main import app
 from edged.decoding.stops import Stops
-from edged.errors import InvalidArgumentError
+from edged.errors import CheckpointError, InvalidArgumentError
 from edged.models.architecture import Architecture
 from edged.models.eagle import Eagle
 from edged.speculation.eagle_draft import EagleDraft
@@ -156,6 +157,19 @@ def test_another_plan_begins_anew(tmp_path):
         model, tmp_path / "draft", replace(small, seed=5), lambda doing, done, _: begun.append((doing, done))
     )
     assert ("continuing texts", 0) in begun
+
+
+def test_an_earlier_draft_is_a_beginning(tmp_path):
+    model = write_model(tmp_path / "model")
+    _, before = train(model, tmp_path / "first")
+    plan = replace(PLAN, passes=1, rate=1e-6, seed=PLAN.seed)
+    _, after = train(model, tmp_path / "second", plan, start=tmp_path / "first")
+    assert after == pytest.approx(before, abs=0.02)
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("first", "second"))
+    assert all(torch.allclose(first[name], second[name], atol=1e-3) for name in first)
+    write_draft(tmp_path / "other", CONFIG)
+    with pytest.raises(CheckpointError, match="begin with one that edgectl draft train has made"):
+        train(model, tmp_path / "third", start=tmp_path / "other")
 
 
 def test_too_little_text_is_refused(tmp_path):
