@@ -219,6 +219,18 @@ def test_headers_without_end_are_refused(target):
         assert control_pb2.GetStatusResponse.FromString(call(b"", timeout=20)).version
 
 
+def test_a_compressed_message_is_measured_by_what_it_becomes(target):
+    memory = target.memory()
+    with grpc.insecure_channel(target.address) as channel:
+        call = channel.unary_unary("/edged.v1.Inference/Tokenize")
+        for _ in range(3):
+            with pytest.raises(grpc.RpcError) as caught:
+                call(bytes(32 * 2**20), timeout=30, compression=grpc.Compression.Gzip)  # 32 KiB on the wire
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    target.answer()
+    assert target.memory() - memory < 32 * 2**20
+
+
 def test_more_streams_than_allowed_wait_and_are_answered(target):
     with grpc.insecure_channel(target.address) as channel:
         watch = channel.unary_stream("/grpc.health.v1.Health/Watch")

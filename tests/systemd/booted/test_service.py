@@ -54,6 +54,36 @@ def test_it_runs_as_its_user_without_any_privilege(running):
     assert float(text.rsplit("edged.service: ", 1)[1].split()[0]) <= 2.0
 
 
+def test_it_sees_no_homes_and_writes_nowhere_but_in_its_folders(running):
+    """Through the eyes of the engine: its mounts and its user."""
+    Path("/home/friend/letter").write_text("dear")
+    pid = str(running.status()["engine_pid"])
+
+    def tries(script):
+        inside = [
+            "nsenter",
+            "--target",
+            pid,
+            "--mount",
+            "setpriv",
+            "--reuid=edged",
+            "--regid=edged",
+            "--clear-groups",
+        ]
+        return run(*inside, "sh", "-c", script, check=False).returncode == 0
+
+    assert tries("true")
+    assert not tries("cat /home/friend/letter")
+    assert not tries("ls /root/.")
+    for folder in ("/usr", "/opt/edged", "/etc/edged", "/srv/edged"):
+        assert not tries(f"touch {folder}/written"), folder
+    for folder in ("/var/lib/edged", "/var/cache/edged", "/run/edged", "/tmp"):
+        assert tries(f"touch {folder}/written && rm {folder}/written"), folder
+    assert run("nsenter", "--target", pid, "--mount", "touch", "/usr/written", check=False).returncode, (
+        "for root"
+    )
+
+
 def test_the_folders_and_the_socket_have_the_rights_that_are_documented(running):
     socket = Path("/run/edged/edged.sock")
     assert stat.S_IMODE(socket.stat().st_mode) == 0o660
