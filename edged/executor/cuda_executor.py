@@ -238,9 +238,11 @@ class CudaExecutor(Executor):
 
     def _wait(self, batch: StepBatch) -> None:
         """Wait for a step's tokens; a draft goes on from them meanwhile."""
+        if self._eagle is None:
+            self.device.synchronize()
+            return
         arrived = self.device.mark()
-        if self._eagle is not None:
-            self._eagle.go_on(batch)
+        self._eagle.go_on(batch)
         arrived()
 
     def _run_trees(self, batch: StepBatch, *, verify: bool) -> list[int]:
