@@ -6,7 +6,8 @@ A tree of N nodes is a random one, half of whose nodes hang below the node befor
 its graph (the forward over all nodes, a token after each, the path that they follow, the move of its keys and values)
 over that of the graph of a plain step, both the mean over eight places of a page in turns, so that both complete
 compressed keys. `..._drawn` is the same with tokens drawn by temperature and top_p at every node. `..._with_host_ms` are
-whole steps of the executor. `draft_vs_decode` is an EAGLE draft of the same shape in 4 bits that takes three accepted tokens and
+whole steps of the executor. `cycle_..._ms` is such a step over 16 nodes and the next draft, in turn, where the draft is enqueued right
+behind the step (ahead), or by the host when it has seen the tokens (after). `draft_vs_decode` is an EAGLE draft of the same shape in 4 bits that takes three accepted tokens and
 grows three levels of ten over a quarter of the vocabulary, over a plain step at 4K. `--parts` measures where a step's time goes: by how much its graph is faster when the launches
 of one kind are left out of it.
 
@@ -29,6 +30,7 @@ from _random_model import LAUNCH_CYCLES, TEMPERATURE, RandomModel, median_ms, ru
 
 from edged.executor.base import PAGE_TOKENS, SamplingRow, StepBatch
 from edged.executor.cuda_trees import TreeSteps
+from edged.executor.torch_tree import accepted_paths
 
 if TYPE_CHECKING:
     import argparse
@@ -126,6 +128,7 @@ def measure(model: RandomModel, options: argparse.Namespace, ceilings: dict[str,
                     figures[f"{kind}_{name}_ms"] / figures[f"{base}_{name}_ms"]
                 )
     figures.update(_draft(model))
+    figures.update(_cycles(model))
     figures["draft_vs_decode"] = figures["draft_ms"] / figures["decode_4k_ms"]
     if options.parts:
         figures.update(_parts(model))
@@ -149,10 +152,40 @@ def _draft(model: RandomModel) -> dict[str, float]:
         eagle.start(slot, tokens[: end + 1])
         whole.append((time.perf_counter() - before) * 1e3)
     replay = eagle.captured(accepted)
+    eagle.close(slot)
     return {
         "draft_ms": median_ms(model.gpu.torch_stream, replay, 20),
         "draft_with_host_ms": statistics.median(whole),
     }
+
+
+def _cycles(model: RandomModel) -> dict[str, float]:
+    """Verifying a tree of 16 and drafting the next one, in turn, as a host sees it; drafting ahead of the host, and after it."""
+    eagle = model.draft_model
+    assert eagle is not None
+    figures: dict[str, float] = {}
+    for ahead in (True, False):
+        if not ahead:
+            vars(eagle)["go_on"] = lambda _batch: None
+        slot, stored = eagle.open(), 3000
+        assert slot is not None
+        eagle.observe(slot, range(1024), stored - 1024)
+        tokens = [token % 1000 for token in range(stored + 1)]
+        eagle.start(slot, tokens)
+        taken = []
+        for _ in range(40):
+            batch = replace(tree(model, 16, stored), draft_slots=[slot])
+            before = time.perf_counter()
+            drawn = model.step(batch)
+            path = accepted_paths(batch, drawn)[0]
+            tokens += drawn[path].tolist()
+            stored += len(path)
+            eagle.start(slot, tokens)
+            taken.append((time.perf_counter() - before) * 1e3)
+        figures[f"cycle_{'ahead' if ahead else 'after'}_ms"] = statistics.median(taken[10:])
+        eagle.close(slot)
+        vars(eagle).pop("go_on", None)
+    return figures
 
 
 def _parts(model: RandomModel) -> dict[str, float]:
