@@ -6,10 +6,11 @@ A tree of N nodes is a random one, half of whose nodes hang below the node befor
 its graph (the forward over all nodes, a token after each, the path that they follow, the move of its keys and values)
 over that of the graph of a plain step, both the mean over eight places of a page in turns, so that both complete
 compressed keys. `..._drawn` is the same with tokens drawn by temperature and top_p at every node. `..._with_host_ms` are
-whole steps of the executor. `cycle_..._ms` is such a step over 16 nodes and the next draft, in turn, where the draft is enqueued right
-behind the step (ahead), or by the host when it has seen the tokens (after). `draft_vs_decode` is an EAGLE draft of the same shape in 4 bits that takes three accepted tokens and
-grows three levels of ten over a quarter of the vocabulary, over a plain step at 4K. `--parts` measures where a step's time goes: by how much its graph is faster when the launches
-of one kind are left out of it.
+whole steps of the executor. `draft_vs_decode` is an EAGLE draft of the same shape in 4 bits that takes three accepted tokens
+and grows three levels of ten over a quarter of the vocabulary, over a plain step at 4K. `cycle_..._ms` is a step over 16
+nodes and the next draft, in turn, where the draft is enqueued right behind the step (ahead), or by the host when it has
+seen the tokens (after). `--parts` measures where a step's time goes: by how much its graph is faster when the launches of
+one kind are left out of it.
 
 Needs an NVIDIA GPU with 24 GiB, torch with CUDA and PyCUDA.
 """
