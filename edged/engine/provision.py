@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from edged.engine import builder
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 PLUGIN_DTYPES = tuple(KERNEL_DTYPES)
 """Types that the plugins have kernels for."""
+_TELL_SECONDS = 10.0
+"""Who waits for another process's build says so anew this often."""
 
 
 def provide(
@@ -67,9 +70,14 @@ def provide(
     if not rebuild and (found := store.find(key)) is not None:
         return _unless_failed(found), False
 
+    began = time.monotonic()
+
     def waiting() -> None:
         if progress is not None:
-            progress("waiting for another build of it", 0, 1)
+            # The count goes on, so that who watches the load does not take the wait for a hang. The other process is
+            # alive, or its lock would be free.
+            told = int((time.monotonic() - began) / _TELL_SECONDS)
+            progress("waiting for another build of it", told % 1000, 1000)
 
     with store.building(key, waiting=waiting, cancelled=cancelled):
         # Another process may have built it while this one waited.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,8 @@ from edged.engine.store import EngineStore
 from edged.errors import FailedPreconditionError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from edged.engine.entries import StoredEngine
 
 HERE = Path(__file__).resolve().parent
@@ -79,6 +83,30 @@ def test_two_processes_at_once_build_one_engine(tmp_path: Path) -> None:
     assert [end.split()[0] for end in ends] == ["built", "found"]
     assert ends[0].split()[1] == ends[1].split()[1]
     assert any("waiting for another build of it" in out for out, _ in results)
+
+
+def test_a_wait_for_another_build_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message differs from the one before, or the watchdog would end the load after its timeout."""
+    monkeypatch.setattr("edged.engine.provision._TELL_SECONDS", 0.001)
+    told: list[tuple[str, int, int]] = []
+
+    class Store:
+        def find(self, _key: object) -> None:
+            return None
+
+        @contextlib.contextmanager
+        def building(self, _key: object, *, waiting: Callable[[], None], **_: object) -> Iterator[None]:
+            for _ in range(3):
+                waiting()
+                time.sleep(0.005)
+            raise InterruptedError
+            yield
+
+    monkeypatch.setattr("edged.engine.provision._identify", lambda *_: (None, (), b"", None))
+    with pytest.raises(InterruptedError):
+        provide(None, None, Store(), label="small", progress=lambda *words: told.append(words))  # type: ignore[arg-type]
+    assert len(told) == len(set(told)) == 3
+    assert {what for what, _, _ in told} == {"waiting for another build of it"}
 
 
 def test_a_build_that_is_killed_is_made_good_by_the_next_start(tmp_path: Path) -> None:
