@@ -289,7 +289,7 @@ def test_answers_are_the_plain_ones(executors, together):
     jobs = [
         Job(
             random.integers(0, VOCABULARY, int(random.integers(1, 100))).tolist(),
-            Stops(12),
+            Stops(8),
         )
         for _ in range(4)
     ]
@@ -298,7 +298,7 @@ def test_answers_are_the_plain_ones(executors, together):
     speculator = forced(make_draft, 16, depth=3)
     speculator._acceptance = type(speculator._acceptance)(PRIOR_RATES)
     told = answer_all(executor, jobs, speculator, together=together)
-    assert speculator.drafted > 50
+    assert speculator.drafted > 30
     for job, one, other in zip(jobs, told, plain, strict=True):
         if one.tokens != other.tokens:  # a near tie went the other way
             assert_greedy(executor, job.prompt, one.tokens)
