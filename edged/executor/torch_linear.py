@@ -24,7 +24,7 @@ from edged.executor.torch_views import ROW_CLASSES, product_batches
 from edged.memory.buffers import SHARPENED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from edged.executor.torch_views import LinearViews
     from edged.models.operators import Linear
@@ -52,7 +52,7 @@ class CpuLinear:
 
     def __init__(
         self,
-        linears: Iterable[Linear[torch.Tensor]],
+        linears: Sequence[Linear[torch.Tensor]],
         buffers: Mapping[str, torch.Tensor],
         packed: Mapping[str, PackedWeight | TernaryWeight] | None = None,
     ) -> None:
@@ -62,6 +62,9 @@ class CpuLinear:
         # For each class of rows the weights that are cut, by the linear's name.
         self._cut = _cut_where_it_pays(wide)
         self._has_matrix_units = self._tile is not None and has_matrix_units()
+        narrow = [layer.weight.dtype == torch.bfloat16 for layer in linears if layer.name not in self._packed]
+        self.wants_rows = self._has_matrix_units and not self._packed and all(narrow)
+        """Whether results of many rows should lie row by row."""
         if self._packed:
             scratch = (buffers["packed_in"], buffers["packed_tile"], buffers["packed_octets"])
             self._packed_product = PackedProduct(*scratch)
@@ -101,6 +104,20 @@ class CpuLinear:
         if layer.bias is not None:
             out.add_(layer.bias)
         return out
+
+    def gated(self, views: LinearViews, layer: Linear[torch.Tensor], activated: torch.Tensor) -> None:
+        """``silu(x @ gate.T) * (x @ up.T)`` in matrix units, rounded to bfloat16 where torch's own layers round.
+
+        Args:
+            views: Input, ``[rows, in]``; the output is not written.
+            layer: Gate and up, ``[2 I, in]``, bfloat16 and without a bias.
+            activated: ``[rows, I]``, where the result goes.
+        """
+        assert self._tile is not None, "matrix units multiply what has a tile"  # noqa: S101 - wants_rows says so
+        middle = layer.weight.shape[0] // 2
+        for rows, both in _unit_products(views.x, layer.weight, self._tile, by_rows=True):
+            gate = torch.nn.functional.silu(both[:, :middle], inplace=True)
+            activated[rows].copy_(gate.mul_(both[:, middle:]))
 
     def logits(self, views: LinearViews, head: Linear[torch.Tensor]) -> torch.Tensor:
         """The LM head: ``[rows, H]`` to ``[rows, V]``.
@@ -143,28 +160,43 @@ def _narrow_product(x: torch.Tensor, out: torch.Tensor, views: LinearViews, weig
 
 
 def unit_product(views: LinearViews, weight: torch.Tensor, tile: torch.Tensor) -> None:
+    """All rows as bfloat16, widened into the views' output."""
+    by_rows = views.out.stride(1) == 1
+    for rows, product in _unit_products(views.x, weight, tile, by_rows=by_rows):
+        views.out[rows].copy_(product)
+
+
+def _unit_products(
+    x: torch.Tensor, weight: torch.Tensor, tile: torch.Tensor, *, by_rows: bool
+) -> Iterator[tuple[slice, torch.Tensor]]:
     """Some rows after others as bfloat16, with the tile as scratch for them and their results.
 
     Both lie in the scratch as they do in the views: an element that changes its type and its place at once takes several
     times as long as one that changes its type.
+
+    Args:
+        x: ``[rows, in]``.
+        weight: ``[out, in]``.
+        tile: Flat scratch.
+        by_rows: Results lie row by row, else feature by feature.
+
+    Yields:
+        Which rows, and their products ``[n, out]``, which the next ones overwrite.
     """
     outputs, inputs = weight.shape
     scratch = tile.view(weight.dtype)
     most = max(1, scratch.numel() // (inputs + outputs))
-    for start in range(0, views.x.shape[0], most):
-        part, result = views.x[start : start + most], views.out[start : start + most]
+    for start in range(0, x.shape[0], most):
+        part = x[start : start + most]
         count = part.shape[0]
-        x, out = scratch[: count * inputs], scratch[count * inputs : count * (inputs + outputs)]
-        x = x.view(count, inputs) if part.stride(1) == 1 else x.view(inputs, count).t()  # [count, in]
-        x.copy_(part)
-        if result.stride(1) == 1:
-            rows = out.view(count, outputs)
-            torch.mm(x, weight.t(), out=rows)
-            result.copy_(rows)
+        flat, out = scratch[: count * inputs], scratch[count * inputs : count * (inputs + outputs)]
+        narrow = flat.view(count, inputs) if part.stride(1) == 1 else flat.view(inputs, count).t()
+        narrow.copy_(part)
+        if by_rows:
+            product = torch.mm(narrow, weight.t(), out=out.view(count, outputs))
         else:
-            columns = out.view(outputs, count)
-            torch.mm(weight, x.t(), out=columns)
-            result.t().copy_(columns)
+            product = torch.mm(weight, narrow.t(), out=out.view(outputs, count)).t()
+        yield slice(start, start + count), product
 
 
 def has_matrix_units() -> bool:

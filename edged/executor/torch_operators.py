@@ -66,6 +66,7 @@ class TorchOperators:
         self.hidden = buffers["normed"][:0].view(0, self._a.hidden)
         """The final norm's output of the last step's rows, ``[T, H]``, where it is kept."""
         self._gives_hidden = False
+        self._is_gated = False
         self.states = buffers["normed"][:0].view(0, self._a.hidden)
         """What entered each of the kept layers in the last step, side by side: ``[T, layers H]``."""
         self._step_views: dict[tuple[int, str], StepViews] = {}
@@ -127,7 +128,12 @@ class TorchOperators:
 
     def linear(self, x: torch.Tensor, layer: Linear[torch.Tensor]) -> torch.Tensor:  # noqa: ARG002 - always the views' input
         """``[rows, in]`` to ``[rows, out]``."""
-        return self._linear(self._views.linears[layer.part], layer)
+        views = self._views
+        self._is_gated = views.by_rows and layer.part == "gate_up" and layer.bias is None
+        if self._is_gated:  # the result of silu_mul, which follows, is made while the product is at hand
+            self._linear.gated(views.linears[layer.part], layer, views.activated)
+            return views.gate_up
+        return self._linear(views.linears[layer.part], layer)
 
     def attention(
         self,
@@ -145,6 +151,8 @@ class TorchOperators:
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - always the views' gate_up
         """``[rows, 2 I]`` to ``[rows, I]``."""
         views = self._views
+        if self._is_gated:
+            return views.activated
         torch.nn.functional.silu(views.gate, inplace=True)
         return torch.mul(views.gate, views.up, out=views.activated)
 
@@ -187,7 +195,7 @@ class TorchOperators:
         """Views for a number of rows; those of small steps, which come again and again, are kept."""
         views = self._step_views.get((rows, prefix))
         if views is None:
-            views = StepViews(self._buffers, self._a, rows, prefix)
+            views = StepViews(self._buffers, self._a, rows, prefix, by_rows=self._linear.wants_rows)
             if rows <= FEATURE_MAJOR_ROWS:
                 self._step_views[rows, prefix] = views
         return views

@@ -120,12 +120,21 @@ class StepViews:
         architecture: The model's sizes.
         rows: Tokens.
         prefix: ``needed_`` for the tensors of the needed rows, which must not overwrite what they are taken from.
+        by_rows: Everything of many rows lies row by row, as products in matrix units want it.
     """
 
     def __init__(
-        self, buffers: Mapping[str, torch.Tensor], architecture: Architecture, rows: int, prefix: str = ""
+        self,
+        buffers: Mapping[str, torch.Tensor],
+        architecture: Architecture,
+        rows: int,
+        prefix: str = "",
+        *,
+        by_rows: bool = False,
     ) -> None:
         a = architecture
+        few = rows <= FEATURE_MAJOR_ROWS
+        self.by_rows = by_rows and not few
 
         def inputs(name: str, width: int) -> torch.Tensor:
             return input_view(buffers[name], rows, width)
@@ -140,13 +149,12 @@ class StepViews:
         self.attended = inputs(prefix + "attended", a.q_width)
         self.branch = outputs("branch", a.hidden)
         # Between these two lies nothing but elementwise work, so the layout may be the products' choice for any rows.
-        self.gate_up = feature_major_view(buffers["gate_up"], rows, 2 * a.intermediate)
+        gate_up_view = input_view if self.by_rows else feature_major_view
+        self.gate_up = gate_up_view(buffers["gate_up"], rows, 2 * a.intermediate)
         self.gate = self.gate_up[:, : a.intermediate]
         self.up = self.gate_up[:, a.intermediate :]
-        few = rows <= FEATURE_MAJOR_ROWS
-        self.activated = (input_view if few else feature_major_view)(
-            buffers["activated"], rows, a.intermediate
-        )
+        activated_view = input_view if few or self.by_rows else feature_major_view
+        self.activated = activated_view(buffers["activated"], rows, a.intermediate)
         self.norm_scale = buffers["norm_scale"][:rows].view(rows, 1)
         narrow_in, narrow_out = buffers.get("narrow_in"), buffers.get("narrow_out")
         self.linears = {
