@@ -69,12 +69,14 @@ class Case:
         if name == "flat_top":
             self._logits = 1.0 + 1e-3 * normal
         self._sampler, self._stream = sampler, stream
+        largest = self._logits.argmax(2).int()  # [SETS, rows]
+        self._largest = torch.stack([largest[draw % SETS] for draw in range(DRAWS)])
+        self._ids = self._largest.clone()
         self._columns = {
             "temperatures": torch.ones(rows, device="cuda"),
             "top_ks": torch.full((rows,), 50 if top else 0, dtype=torch.int32, device="cuda"),
             "top_ps": torch.full((rows,), 0.95 if top else 1.0, dtype=torch.float64, device="cuda"),
             "numbers": torch.rand(rows, generator=generator, dtype=torch.float64, device="cuda"),
-            "ids": torch.zeros(rows, dtype=torch.int32, device="cuda"),
             "workspace": torch.zeros(rows * WORKSPACE, dtype=torch.uint8, device="cuda"),
         }
         self._options = self._make_options(rows) if options else None
@@ -95,10 +97,18 @@ class Case:
 
     def run(self) -> None:
         """Enqueue the draws."""
+        self._ids.copy_(self._largest)  # as argmax leaves them
         for draw in range(DRAWS):
             columns = {name: _of(tensor) for name, tensor in self._columns.items()}
             self._sampler(
-                Sample(logits=_of(self._logits[draw % SETS]), **columns, options=self._options), self._stream
+                Sample(
+                    logits=_of(self._logits[draw % SETS]),
+                    ids=_of(self._ids[draw]),
+                    **columns,
+                    options=self._options,
+                    largest_known=True,
+                ),
+                self._stream,
             )
 
 

@@ -229,6 +229,7 @@ class CudaOperators:
             numbers=_of(data.numbers),
             ids=_of(drawn),
             workspace=_of(buffers["sample_workspace"]),
+            largest_known=True,
             options=Options(
                 rows=_of(buffers["sample_rows"][: self.rows]),
                 entries=_of(buffers["sample_entries"]),

@@ -261,6 +261,7 @@ class EngineSteps:
                 ids=drawn,
                 workspace=DeviceArray(self._pointers["sample_workspace"], "uint8", (rows * WORKSPACE,)),
                 options=self._options_of(rows) if options else None,
+                largest_known=True,
             )
         )
         self._device.download(self._drawn[:rows], drawn.pointer)

@@ -37,6 +37,8 @@ class Sample:
     ids: DeviceArray  # int32 [R]
     workspace: DeviceArray  # uint8 [R * WORKSPACE or more], zeros before the first launch
     options: Options | None = None
+    largest_known: bool = False
+    """Whether ids holds each row's largest logit's id already, which saves a look at every logit."""
 
     def __post_init__(self) -> None:
         """Checks shapes and dtypes."""

@@ -38,7 +38,7 @@ class Sampler:
         self, function: Callable[[str, int], Any], *, multiprocessors: int, capability: tuple[int, int]
     ) -> None:
         """Finds the kernel with `function` (see `registry.Kernels.operator`), for a device of so many multiprocessors."""
-        self._kernel = function("sample_f32", _SHARED).prepare("PPPPPPPPPPPPqii", overlaps=True)
+        self._kernel = function("sample_f32", _SHARED).prepare("PPPPPPPPPPPPqiiii", overlaps=True)
         self._resident = _RESIDENT.get(capability[0], 2) * multiprocessors
 
     def __call__(self, args: Sample, stream: Any = None) -> None:  # noqa: ANN401 -- PyCUDA is untyped
@@ -69,5 +69,7 @@ class Sampler:
             vocabulary,
             vocabulary,
             0 if options is None else options.masks.shape[1],
+            args.largest_known,
+            0,
             shared_size=_SHARED,
         )

@@ -194,6 +194,13 @@ struct Row {
         }
     }
 
+    // Leaves the first histogram as the next launch expects it, and gives `order` back.
+    __device__ __forceinline__ u64 leave(Histogram* h, u64 order) {
+        meet();  // everybody has read it
+        clear(h);
+        return order;
+    }
+
     // All zeros, if `bounds` was called since the last one.
     __device__ __forceinline__ Histogram* next_histogram() { return &space->histograms[1 + (histogram++ & 1)]; }
 
@@ -230,7 +237,7 @@ struct Row {
     }
 
     // The order of the row's largest logit; all ones where there is none.
-    __device__ __forceinline__ u64 best(Shared& s, const View& view) {
+    __device__ __noinline__ u64 best(Shared& s, const View& view) {
         float largest = -kInfinity;
         int place = -1;
         view.each(first, end, [&](int id, float logit, bool) {

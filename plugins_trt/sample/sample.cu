@@ -235,7 +235,7 @@ __device__ __forceinline__ u64 draw(Shared& s, Row& row, View& view, const Sampl
     double top_p = args.top_ps[blockIdx.y];
     if (top_p < 1.0) {
         Aim found = aim(s, first, kShare, top_p, total);
-        if (found.at.bin < 0) return best;
+        if (found.at.bin < 0) return row.leave(first, best);
         Found end = find(s, row, view, found.at, false, found.target);
         last = end.order, total = end.mass;
     }
@@ -249,7 +249,7 @@ __device__ __forceinline__ u64 draw(Shared& s, Row& row, View& view, const Sampl
         fill_first(s, first, view);
         row.meet();
         Aim found = aim(s, first, kShare, options.typical_p, 0);
-        if (found.at.bin < 0) return best;
+        if (found.at.bin < 0) return row.leave(first, best);
         u64 end = find(s, row, view, found.at, false, found.target).order;
         view.by_deviation = false, view.widest = __uint_as_float((u32)(end >> 32));
         row.meet();  // everybody has read the histogram
@@ -260,7 +260,10 @@ __device__ __forceinline__ u64 draw(Shared& s, Row& row, View& view, const Sampl
         total = 0;
     }
     Aim found = aim(s, first, kNumber, args.numbers[blockIdx.y], total);
-    return found.at.bin < 0 ? best : find(s, row, view, found.at, false, found.target).order;
+    if (found.at.bin < 0) return row.leave(first, best);
+    u64 order = find(s, row, view, found.at, false, found.target).order;  // (meets)
+    row.clear(first);
+    return order;
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kResident) sample_f32(const Sample args) {
@@ -279,12 +282,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, kResident) sample_f32(con
     if (!warm && options.draws == 0) return;
     Row row(args);
     Logprobs* record_of = args.logprobs + blockIdx.y;
-    row.clear(&row.space->histograms[0]);
     if (options.logprobs >= 0) record(s, row, args, options.logprobs, record_of);
     if (options.draws != 0) process(args, row, options);
 
     View view = row.view(temperature);
-    u64 best = row.best(s, view);  // (meets)
+    u64 best = ~0ull;
+    if (args.largest_known && options.draws == 0) {
+        int id = args.ids[blockIdx.y];
+        float logit = row.logits[id];
+        if (logit > -kInfinity) best = order_of(logit, id);
+    }
+    if (best == ~0ull) best = row.best(s, view);  // (meets)
     view.largest = logit_of(best);
     bool possible = best != ~0ull && view.largest > -kInfinity;
     if (warm && possible) best = draw(s, row, view, args, best);

@@ -56,7 +56,7 @@ struct Histogram {
     u32 counts[kBins];
 };
 
-// In device memory; zeros before the first launch. Two of a kind are used in turn: what all have read before they met is
+// In device memory; zeros before the first launch, and so is the first histogram before each. Two of a kind are used in turn: what all have read before they met is
 // written again after they have met once more.
 struct Space {
     u32 arrived, generation;
@@ -85,6 +85,8 @@ struct Sample {
     i64 row_stride;
     i32 vocabulary;
     i32 mask_words;
+    i32 largest_known;          // whether ids holds the largest logit's id of each row
+    i32 unused;
 };
 
 struct Found {

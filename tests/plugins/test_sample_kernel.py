@@ -1,6 +1,7 @@
 """The drawing kernel, held to the reference row by row; its refusals."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -94,15 +95,15 @@ def test_it_draws_what_the_reference_draws(kind, vocabulary):
         # A number within rounding of a border may fall on either side of it: of so many tokens hardly ever.
         assert (tensors["ids"] != expected).sum() <= (1 if vocabulary > 5000 else 0)
         first = tensors["ids"].clone()
-        sampler(args, rig.stream)
+        tensors["ids"].copy_(logits.argmax(dim=1))
+        torch.cuda.synchronize()
+        sampler(replace(args, largest_known=True), rig.stream)
         rig.stream.synchronize()
         assert torch.equal(first, tensors["ids"])
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("vocabulary", "rows"), [(61, 7), (61, 64), (4096, 2), (4096, 64), (73448, 1), (73448, 5)]
-)
+@pytest.mark.parametrize(("vocabulary", "rows"), [(61, 7), (61, 64), (4096, 2), (4096, 24), (73448, 3)])
 def test_rows_with_terms_are_drawn_as_the_reference_draws_them(vocabulary, rows):
     rig, rng = gpu(), random.Random(f"{vocabulary} {rows}")
     sampler = sampler_of(rig)
