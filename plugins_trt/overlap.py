@@ -112,6 +112,7 @@ def launch(
     arguments: bytes,
     shared_bytes: int,
     cluster: tuple[int, int, int] = (1, 1, 1),
+    aligned: bool = False,
 ) -> None:
     """Enqueues a kernel that may start before the one before it has ended.
 
@@ -123,6 +124,7 @@ def launch(
         arguments: As `pack` gives them.
         shared_bytes: Dynamic shared memory.
         cluster: Thread blocks that run together and read each other's shared memory; they divide `grid`.
+        aligned: The kernel takes one struct, which is aligned to more than 16 bytes: the driver knows where to put it.
 
     Raises:
         DriverError: The driver refused the launch.
@@ -138,6 +140,12 @@ def launch(
         len(attributes),
     )
     buffer = ctypes.create_string_buffer(arguments, len(arguments))
+    if aligned:
+        struct_at = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
+        _check(
+            _driver().cuLaunchKernelEx(ctypes.byref(config), function, struct_at, None), "launching a kernel"
+        )
+        return
     size = ctypes.c_size_t(len(arguments))
     extra = (ctypes.c_void_p * 5)(
         _PARAM_BUFFER_POINTER,
@@ -149,6 +157,22 @@ def launch(
     _check(_driver().cuLaunchKernelEx(ctypes.byref(config), function, None, extra), "launching a kernel")
 
 
-def pack(layout: str, values: tuple[float, ...]) -> bytes:
+def clusters_at_once(function: ctypes.c_void_p, block: int, shared_bytes: int, size: int) -> int:
+    """Clusters of `size` thread blocks of `block` threads that the device can run at the same time.
+
+    Raises:
+        DriverError: The driver does not say.
+    """
+    attributes = (_Attribute * 1)(_Attribute(id=_CLUSTER_DIMENSION, value=(1, size, 1)))
+    config = _Config(
+        (ctypes.c_uint * 3)(1, size, 1), (ctypes.c_uint * 3)(block, 1, 1), shared_bytes, None, attributes, 1
+    )
+    count = ctypes.c_int()
+    status = _driver().cuOccupancyMaxActiveClusters(ctypes.byref(count), function, ctypes.byref(config))
+    _check(status, "counting clusters")
+    return count.value
+
+
+def pack(layout: str, values: tuple[float | bytes, ...]) -> bytes:
     """Kernel arguments as the device expects them."""
     return struct.pack(layout, *values)

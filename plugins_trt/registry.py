@@ -109,21 +109,31 @@ class Kernel:
         self._overlapped = overlapped
         self._handle: Any = None
         self._layout = ""
+        self._aligned = False
 
-    def prepare(self, arguments: str, *, overlaps: bool = False, beside_others: bool = False) -> Kernel:
+    def prepare(
+        self, arguments: str, *, overlaps: bool = False, beside_others: bool = False, aligned: bool = False
+    ) -> Kernel:
         """Fixes the argument types, in the letters of `struct`; returns itself.
 
         Args:
             arguments: One letter an argument.
             overlaps: The kernel waits for the one before it by itself: it may be launched before that one ends.
             beside_others: Its thread blocks leave shared memory for those of the next launch, which L1 is not to take.
+            aligned: It takes one struct, which is aligned to more than 16 bytes (tensor maps); it must overlap.
         """
         self._function.prepare(arguments)
-        self._layout = arguments
+        self._layout, self._aligned = arguments, aligned
         self._handle = self._overlapped() if overlaps and self._overlapped is not None else None
         if beside_others and self._handle is not None:
             overlap.prefer_shared_memory(self._handle)
         return self
+
+    def clusters_at_once(self, threads: int, shared_bytes: int, size: int) -> int:
+        """Clusters of `size` thread blocks that run at the same time; 0 where it does not `overlap`."""
+        if self._handle is None:
+            return 0
+        return overlap.clusters_at_once(self._handle, threads, shared_bytes, size)
 
     @property
     def overlaps(self) -> bool:
@@ -135,7 +145,7 @@ class Kernel:
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
         stream: Any,  # noqa: ANN401 -- PyCUDA is untyped
-        *arguments: float,
+        *arguments: float | bytes,
         shared_size: int = 0,
         cluster: tuple[int, int, int] = (1, 1, 1),
     ) -> None:
@@ -163,6 +173,7 @@ class Kernel:
                 arguments=packed,
                 shared_bytes=shared_size,
                 cluster=cluster,
+                aligned=self._aligned,
             )
 
 

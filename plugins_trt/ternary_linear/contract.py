@@ -15,6 +15,7 @@ from plugins_trt.contract import (
     round_up,
 )
 from plugins_trt.contract.linear import check_product_workspace, check_results
+from plugins_trt.packed.cut import MAX_ROWS, most_shares
 from plugins_trt.ternary_linear.layout import BLOCK, GROUPS, TILE, blocks_of, check_sizes, tiles_of
 
 SLAB = 32
@@ -80,7 +81,7 @@ class LinearPlan:
 
     few: FewPlan | None  # where x is small and the device has the memory for it
     splits: int  # shares of the inputs, of thread blocks, where x is streamed
-    workspace_bytes: int  # float32 [splits, M, 16 tiles], 0 without splits
+    workspace_bytes: int  # float32 [shares of the inputs, M, 16 tiles], as many as any kernel cuts; 0 without
 
     @classmethod
     def of(cls, *, rows: int, outputs: int, inputs: int, multiprocessors: int) -> LinearPlan:
@@ -96,7 +97,11 @@ class LinearPlan:
             return (1.5 if rounds == 1 else rounds) * ceil_div(blocks, splits) + splits / 8
 
         splits = min(range(1, most + 1), key=time)
-        size = round_up(splits * rows * tiles * TILE * 4, 256) if splits > 1 else 0
+        sums = splits * rows if splits > 1 else 0
+        shares = most_shares(tiles, blocks_of(inputs), multiprocessors)
+        if rows > FEW_ROWS and shares > 1:
+            sums = max(sums, shares * min(rows, MAX_ROWS))
+        size = round_up(sums * tiles * TILE * 4, 256)
         return cls(FewPlan.of(rows, tiles, blocks, multiprocessors), splits, size)
 
 

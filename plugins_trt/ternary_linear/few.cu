@@ -91,7 +91,8 @@ __device__ __forceinline__ void few(const Linear& args) {
     __syncthreads();
 
     // Rows behind the last are the last again: their products are not stored.
-    u32 own_x = min_int(g, args.rows - 1) * x_bytes + begin * kPairBytes + t * 16;
+    // Lane l names row l % 8 of piece l / 8 of four of a fragment's.
+    u32 own_x = shared_address(x) + min_int(lane & 7, args.rows - 1) * x_bytes + begin * kPairBytes + (lane >> 3) * 16;
     u32 of_x = own_x;
     const unsigned char* own_ring = shared + warp * (kStages * kStageBytes);
     float acc[kScales == 0 ? kPair : 1][4] = {};
@@ -116,20 +117,20 @@ __device__ __forceinline__ void few(const Linear& args) {
             if (kScales != 0) __syncwarp();
             load(slot);
             copy((slot + kStages - 1) % kStages);
-            const unsigned char* at_x = x + of_x;
             float part[kPair][4];
 #pragma unroll
             for (int u = 0; u < 4; ++u) {
                 constexpr int kPerScale = kScales == 0 ? 4 : 4 / kScales;
 #pragma unroll
                 for (int b = 0; b < kPair; ++b) {
-                    uint4 from_x = *reinterpret_cast<const uint4*>(at_x + b * (kBlock * 2) + u * 64);
+                    u32 from_x[4];
+                    load_pieces(from_x, of_x + b * (kBlock * 2) + u * 64);
                     u32 a[2][4];
                     weights_of(a, block[b], u);
                     float(&sum)[4] = kScales == 0 ? acc[kScales == 0 ? b : 0] : part[b];
-                    if (kScales != 0 && u % kPerScale == 0) T::mma_first(sum, a[0][0], a[0][1], a[0][2], a[0][3], from_x.x, from_x.y);
-                    else T::mma(sum, a[0][0], a[0][1], a[0][2], a[0][3], from_x.x, from_x.y);
-                    T::mma(sum, a[1][0], a[1][1], a[1][2], a[1][3], from_x.z, from_x.w);
+                    if (kScales != 0 && u % kPerScale == 0) T::mma_first(sum, a[0][0], a[0][1], a[0][2], a[0][3], from_x[0], from_x[1]);
+                    else T::mma(sum, a[0][0], a[0][1], a[0][2], a[0][3], from_x[0], from_x[1]);
+                    T::mma(sum, a[1][0], a[1][1], a[1][2], a[1][3], from_x[2], from_x[3]);
                     if (kScales != 0 && (u + 1) % kPerScale == 0) {
                         float low = F16::low(both[b][u / kPerScale]), high = F16::high(both[b][u / kPerScale]);
 #pragma unroll

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import struct
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from plugins_trt.contract import KERNEL_DTYPES, ceil_div
+from plugins_trt.packed.cut import Chooser, Cut, Wide
+from plugins_trt.packed.wide import arguments_format, has_kernel, maps_of
 from plugins_trt.registry import KernelsError
 from plugins_trt.ternary_linear.contract import (
     BLOCK_TILES,
@@ -31,6 +35,20 @@ _FEW_STAGES = 3
 _ROW_PAD = 64
 _SMALL_MEMORY = 98 << 10  # that every device gives a thread block
 _MANY = {8: (4, 3), 16: (2, 4), 32: (2, 3)}  # rows: blocks of inputs of a stage, stages
+WIDE = (
+    Wide(16, 4, 1, 9),
+    Wide(16, 3, 1, 9),
+    Wide(16, 2, 2, 9),
+    Wide(32, 4, 1, 9),
+    Wide(32, 3, 1, 9),
+    Wide(32, 2, 2, 9),
+    Wide(64, 4, 1, 8),
+    Wide(64, 3, 1, 8),
+    Wide(64, 2, 2, 8),
+)
+_WIDE_FORMAT = arguments_format(_FORMAT, struct.calcsize(_FORMAT))
+_WIDE_ROWS = 9
+"""From here on, warpgroups pay where the device has them: of up to 16 rows where outputs are many."""
 
 
 def few_bytes(plan: FewPlan, args: TernaryLinear) -> int:
@@ -48,6 +66,11 @@ def many_bytes(rows: int, scale_count: int) -> int:
     """Shared memory of a launch that streams x, of a kernel of so many rows."""
     blocks, stages = _MANY[rows]
     return stages * blocks * (rows * BLOCK * 2 + BLOCK_TILES * (512 + 32 * max(1, scale_count)))
+
+
+def wide_bytes(kind: Wide, *, fine: bool) -> int:
+    """Shared memory of a kernel of packed/wide.cuh."""
+    return kind.shared_bytes(BLOCK, 1, 32 * (max(_SCALE_COUNTS) if fine else 1))
 
 
 class TernaryMultiplier:
@@ -82,6 +105,19 @@ class TernaryMultiplier:
             for fine in (False, True)
         }
         self._reduce = find(f"reduce_{suffix}", 0)
+        has_wide = has_kernel(function, f"ternary_wide_{suffix}_{WIDE[0].name}")
+        self._wide = {
+            (kind, fine): function(
+                f"ternary_wide_{suffix}_{kind.name}{'_fine' if fine else ''}", wide_bytes(kind, fine=fine)
+            ).prepare(_WIDE_FORMAT, overlaps=True, beside_others=True, aligned=True)
+            for kind in WIDE
+            for fine in (False, True)
+            if has_wide
+        }
+        self._cut = {
+            fine: Chooser(WIDE if has_wide else (), multiprocessors, partial(self._at_once, fine))
+            for fine in (False, True)
+        }
 
     def __call__(self, args: TernaryLinear, stream: Any = None) -> None:  # noqa: ANN401 -- PyCUDA is untyped
         """Enqueues one product.
@@ -101,6 +137,10 @@ class TernaryMultiplier:
                 shared_size=shared,
             )
             return
+        wide = self.wide_of(args)
+        if wide is not None:
+            self._launch_wide(args, wide, stream)
+            return
         block, tiles, splits = (_THREADS, 1, 1), args.tiles.shape[0], plan.splits
         rows = next((rows for rows in _MANY if args.rows <= rows), max(_MANY))
         kernel = self._many[rows, args.scale_count > 1]
@@ -109,8 +149,44 @@ class TernaryMultiplier:
         packed = _pack(args, splits)
         kernel.prepared_async_call(grid, block, stream, *packed, shared_size=shared)
         if splits > 1:
-            grid = (ceil_div(args.out.shape[1], _THREADS), args.rows, 1)
-            self._reduce.prepared_async_call(grid, block, stream, *packed)
+            self._add_up(args, packed, stream)
+
+    def wide_of(self, args: TernaryLinear) -> Cut | None:
+        """How a product is cut for the kernels of packed/wide.cuh, where they take it."""
+        if not _WIDE_ROWS <= args.rows <= max(kind.rows for kind in WIDE):
+            return None
+        if args.rows <= WIDE[0].rows and (
+            args.scale_count > 1 or args.tiles.shape[0] < 2 * self.multiprocessors
+        ):
+            return None
+        return self._cut[args.scale_count > 1](args.rows, args.tiles.shape[0], args.tiles.shape[1])
+
+    def _at_once(self, fine: bool, kind: Wide, size: int) -> int:
+        """Clusters of so many thread blocks that run at the same time."""
+        shared = wide_bytes(kind, fine=fine)
+        found: int = self._wide[kind, fine].clusters_at_once(kind.threads, shared, size)
+        return found
+
+    def _launch_wide(self, args: TernaryLinear, cut: Cut, stream: Any) -> None:  # noqa: ANN401
+        kind, fine = cut.kind, args.scale_count > 1
+        maps = maps_of(kind, (args.x, args.row_stride), (args.tiles, args.scales), (1, 1))
+        packed = _pack(args, cut.shares, in_clusters=cut.in_clusters)
+        self._wide[kind, fine].prepared_async_call(
+            (cut.blocks, cut.shares, 1),
+            (kind.threads, 1, 1),
+            stream,
+            *maps,
+            *packed,
+            shared_size=wide_bytes(kind, fine=fine),
+            cluster=(1, cut.shares if cut.in_clusters else 1, 1),
+        )
+        if cut.shares > 1 and not cut.in_clusters:
+            self._add_up(args, packed, stream)
+
+    def _add_up(self, args: TernaryLinear, packed: tuple[int, ...], stream: Any) -> None:  # noqa: ANN401
+        """Enqueues the sum of the shares of the inputs that lie in the workspace."""
+        grid = (ceil_div(args.out.shape[1], _THREADS), args.rows, 1)
+        self._reduce.prepared_async_call(grid, (_THREADS, 1, 1), stream, *packed)
 
     def _find_few(self, find: Callable[[str, int], Any], suffix: str) -> dict[tuple[int, int], Any]:
         return {
@@ -120,8 +196,8 @@ class TernaryMultiplier:
         }
 
 
-def _pack(args: TernaryLinear, splits: int) -> tuple[int, ...]:
-    """The kernels' `Linear` struct, in the order of `_FORMAT`."""
+def _pack(args: TernaryLinear, splits: int, *, in_clusters: bool = False) -> tuple[int, ...]:
+    """The kernels' `Linear` struct, in the order of `_FORMAT`; clusters that add up shares have no workspace."""
     return (
         args.x.pointer,
         args.tiles.pointer,
@@ -129,7 +205,7 @@ def _pack(args: TernaryLinear, splits: int) -> tuple[int, ...]:
         args.out.pointer,
         0 if args.bias is None else args.bias.pointer,
         0 if args.residual is None else args.residual.pointer,
-        0 if args.workspace is None else args.workspace.pointer,
+        0 if args.workspace is None or in_clusters else args.workspace.pointer,
         args.row_stride,
         args.rows,
         args.inputs,

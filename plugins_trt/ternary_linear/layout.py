@@ -5,10 +5,11 @@ its lowest two bits, where 0, 1 and 2 stand for -1, 0 and +1; scales float16 ``[
 
 - ``tiles``, uint32 ``[ceil(N / 16), blocks, 32, 4]``, an even number of blocks of 128 inputs: 512 bytes hold 16 outputs x 128 inputs, 16 bytes a lane of a
   warp. Lane ``4 g + t`` has words 0 and 1 of output ``g`` and 2 and 3 of output ``g + 8``; of each output, the first word
-  has inputs ``8 t .. 8 t + 7`` and ``32 + 8 t ..``, the second ``64 + 8 t ..`` and ``96 + 8 t ..``. A weight's two bits are
-  its sign and whether it is not 0: the highest bits of a 16-bit float. Of the sixteen, the even ones lie in the lower half
-  of the word and the odd ones in the higher, the first highest, so that ``(word << 2 j) & 0xc000c000`` is the pair
-  ``2 j, 2 j + 1`` of 0, +2 and -2, as a register of a tensor-core operand has it;
+  has the inputs ``8 j + 2 t`` and ``8 j + 2 t + 1`` of the first 64, ``j`` from 0 to 7, and the second those of the other
+  64: what a lane multiplies in products of 16 x 8 x 16 whose inputs lie in their order. A weight's two bits are its sign
+  and whether it is not 0: the highest bits of a 16-bit float. Of the sixteen, the even ones lie in the lower half of the
+  word and the odd ones in the higher, the first highest, so that ``(word << 2 j) & 0xc000c000`` is the pair ``j`` of 0, +2
+  and -2, as a register of a tensor-core operand has it;
 - ``scales``, uint32 ``[ceil(N / 16), blocks, 8, 128 / G]``, or with one scale a row ``[ceil(N / 16), 1, 8, 1]``: of
   outputs ``g`` and ``g + 8``, which a lane needs together, the bits of float16 numbers in the lower and the higher half.
 
@@ -35,6 +36,7 @@ GROUPS = (32, 64, 128)
 """Inputs that share a scale: one of these, a multiple of the last, or all."""
 
 _SLAB = 64  # tiles that are turned over at a time
+_ZEROS = 0x5555  # eight weights of 0, as the checkpoints have them
 
 UInt32 = npt.NDArray[np.uint32]
 
@@ -92,14 +94,18 @@ def pack_tiles(packed: npt.NDArray[Any], *, gated: bool = False) -> UInt32:
     blocks = blocks_of(8 * eights.shape[1])
     rows = rows_of_tiles(outputs, gated=gated)
     tiles = np.empty((len(rows) // TILE, blocks, 32, 4), np.uint32)
-    table = _turned_eights()
+    first, second = _pairs_of_eights()
     for start in range(0, len(tiles), _SLAB):
         part = rows[start * TILE : (start + _SLAB) * TILE]
-        slab = np.zeros((len(part), blocks * (BLOCK // 8)), np.uint32)
-        slab[:, : eights.shape[1]] = np.where(part[:, None] >= 0, table[eights[np.maximum(part, 0)]], 0)
-        # tile, half of the outputs, g, block, word of the output, half of the word, t
-        split = slab.reshape(-1, 2, 8, blocks, 2, 2, 4)
-        words = split[:, :, :, :, :, 0] | split[:, :, :, :, :, 1] >> np.uint32(8)
+        slab = np.full((len(part), blocks * (BLOCK // 8)), _ZEROS, np.uint16)
+        slab[:, : eights.shape[1]] = np.where(part[:, None] >= 0, eights[np.maximum(part, 0)], _ZEROS)
+        eight = slab.reshape(-1, 8)  # of a word each
+        lanes = np.zeros((len(eight), 2), np.uint64)  # two each
+        for pair in range(8):
+            lanes[:, 0] |= first[eight[:, pair]] >> np.uint64(2 * pair)
+            lanes[:, 1] |= second[eight[:, pair]] >> np.uint64(2 * pair)
+        # tile, half of the outputs, g, block, word of the output, t
+        words = lanes.astype("<u8").view("<u4").reshape(-1, 2, 8, blocks, 2, 4)
         tiles[start : start + _SLAB] = words.transpose(0, 3, 2, 5, 1, 4).reshape(-1, blocks, 32, 4)
     return tiles
 
@@ -120,11 +126,14 @@ def pack_scales(scales: npt.NDArray[Any], inputs: int, *, gated: bool = False) -
     return np.ascontiguousarray((split[:, 0] | split[:, 1] << np.uint32(16)).transpose(0, 2, 1, 3))
 
 
-def _turned_eights() -> UInt32:
-    """Of each eight weights as the checkpoints have them, the higher halves of the two halves of a word."""
-    eights = np.arange(1 << 16, dtype=np.uint32)
-    words = np.zeros_like(eights)
+def _pairs_of_eights() -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Of each eight weights as the checkpoints have them, the pairs of lanes 0 and 1, and of 2 and 3, as a word's first.
+
+    The word of the second lane lies in the higher half.
+    """
+    eights = np.arange(1 << 16, dtype=np.uint64)
+    words = np.zeros((2, len(eights)), np.uint64)
     for number in range(8):
-        code = (eights >> np.uint32(2 * number) & np.uint32(3)) + np.uint32(3) & np.uint32(3)
-        words |= code << np.uint32(14 - 2 * (number // 2) + 16 * (number % 2))
-    return words
+        code = (eights >> np.uint64(2 * number) & np.uint64(3)) + np.uint64(3) & np.uint64(3)
+        words[number // 4] |= code << np.uint64(14 + 16 * (number % 2) + 32 * (number // 2 % 2))
+    return words[0], words[1]

@@ -74,7 +74,7 @@ __device__ __forceinline__ void many(const Linear& args) {
     int own_row = (int)threadIdx.x / S::kPieces, piece = threadIdx.x % S::kPieces;
     u32 x_at = (u32)((first_row + own_row) * args.x_stride) + piece * 8;
     int inputs_left = args.inputs - piece * 8;
-    u32 x_to = own_row * S::kRowBytes + ((piece ^ ((own_row & 1) << 2)) << 4);
+    u32 x_to = own_row * S::kRowBytes + ((piece ^ (own_row & 7)) << 4);
     int rows_left = rows_here - own_row;
     keep(x_to);
     keep(rows_left);
@@ -86,7 +86,7 @@ __device__ __forceinline__ void many(const Linear& args) {
             for (int i = 0; i < (S::kRows + kRowsAtOnce - 1) / kRowsAtOnce; ++i) {
                 // (Rows behind the last are what lies there: their products are not stored.)
                 if (rows_left > i * kRowsAtOnce)
-                    copy_async(stage + x_to + i * (kRowsAtOnce * S::kRowBytes),
+                    copy_async(stage + (x_to ^ (kRowsAtOnce * i & 4) << 4) + i * (kRowsAtOnce * S::kRowBytes),
                                args.x + (x_at + input + i * kRowsAtOnce * (u32)args.x_stride), input < inputs_left);
             }
         }
@@ -104,8 +104,8 @@ __device__ __forceinline__ void many(const Linear& args) {
     }
 
     float acc[kTiles][4] = {};
-    // Of rows g and of the pieces 4 u + t, u even and u odd.
-    u32 even = g * S::kRowBytes + ((t ^ ((g & 1) << 2)) << 4);
+    // Lane l names row l % 8 of piece l / 8 of four of a fragment's, u even and u odd.
+    u32 even = (lane & 7) * S::kRowBytes + (((lane >> 3) ^ (lane & 7)) << 4);
     u32 scales_at = S::kXBytes + S::kWordBytes + warp * (S::kBlocks * scale_bytes) + g * of_block * 4;
     keep(even);
     u32 odd = even ^ 64;
@@ -122,6 +122,7 @@ __device__ __forceinline__ void many(const Linear& args) {
         copy_commit();
         filling = filling == (S::kStages - 1) * stage_bytes ? 0 : filling + stage_bytes;
         const unsigned char* stage = ring + filling;  // what is filled next is what is read now
+        u32 rows_at = base + filling;
 #pragma unroll
         for (int b = 0; b < S::kBlocks; ++b) {
             if (S::kBlocks > 2 && round * S::kBlocks + b >= args.blocks) break;
@@ -142,11 +143,11 @@ __device__ __forceinline__ void many(const Linear& args) {
                 }
 #pragma unroll
                 for (int n = 0; n < kTiles; ++n) {
-                    uint4 of_x = *reinterpret_cast<const uint4*>(
-                        stage + (u % 2 == 0 ? even + u * 64 : odd + (u - 1) * 64) + n * (8 * S::kRowBytes) + b * (kBlock * 2));
-                    if (!kFine && begins) T::mma_first(part[n], a[0][0], a[0][1], a[0][2], a[0][3], of_x.x, of_x.y);
-                    else T::mma(part[n], a[0][0], a[0][1], a[0][2], a[0][3], of_x.x, of_x.y);
-                    T::mma(part[n], a[1][0], a[1][1], a[1][2], a[1][3], of_x.z, of_x.w);
+                    u32 of_x[4];
+                    load_pieces(of_x, rows_at + (u % 2 == 0 ? even : odd) + u / 2 * 128 + n * (8 * S::kRowBytes) + b * (kBlock * 2));
+                    if (!kFine && begins) T::mma_first(part[n], a[0][0], a[0][1], a[0][2], a[0][3], of_x[0], of_x[1]);
+                    else T::mma(part[n], a[0][0], a[0][1], a[0][2], a[0][3], of_x[0], of_x[1]);
+                    T::mma(part[n], a[1][0], a[1][1], a[1][2], a[1][3], of_x[2], of_x[3]);
                 }
                 if (ends) {
                     int j = !kFine ? 0 : args.scale_count == 4 ? u : u / 2;

@@ -18,14 +18,12 @@ def widen(tiles: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     words = (
         tiles.view(torch.int32).to(torch.int64).view(count, blocks, 8, 4, 2, 2)
     )  # g, t, half of outputs, word
-    # half of the word, pair, one of it
     places = torch.tensor(
-        [[[14 - 2 * (4 * u + pair) + 16 * one for one in range(2)] for pair in range(4)] for u in range(2)],
-        device=tiles.device,
+        [[14 - 2 * pair + 16 * one for one in range(2)] for pair in range(8)], device=tiles.device
     )
-    codes = (words[..., None, None, None] >> places) & 3  # tile, block, g, t, half, word, u, pair, one
+    codes = (words[..., None, None] >> places) & 3  # tile, block, g, t, half, word, pair, one of it
     numbers = torch.where(codes % 2 == 1, 2 - codes, 0)  # 01: 1, 11: -1
-    rows = numbers.permute(0, 4, 2, 1, 5, 6, 3, 7, 8).reshape(16 * count, -1)
+    rows = numbers.permute(0, 4, 2, 1, 5, 6, 3, 7).reshape(16 * count, -1)
     bits = scales.view(torch.int32).to(torch.int64)
     halves = torch.stack([bits & 0xFFFF, bits >> 16 & 0xFFFF], 1).permute(
         0, 1, 3, 2, 4

@@ -4,7 +4,7 @@
 // 01 is +2 and 11 is -2. So a word shifted to where the two bits belong and masked is a register of an operand, of a pair
 // of weights, exactly; the factor 2 is taken out of the fp32 sums at the end.
 #pragma once
-#include "common.cuh"
+#include "packed/tiles.cuh"
 #include "ternary_linear/device.cuh"
 
 struct Linear {
@@ -27,14 +27,12 @@ struct Linear {
 };
 
 constexpr int kBlock = 128;  // inputs of a block
-constexpr int kTile = 16;    // outputs of a tile
-constexpr int kHalf = 8;     // of them gate's, of gated weights
 constexpr float kUnit = 0.5f;  // takes the factor out
 
 // Pair `number` of the eight of a word.
 __device__ __forceinline__ u32 pair_of(u32 word, int number) { return (word << (2 * number)) & 0xc000c000u; }
 
-// The two operands of inputs 32 u .. 32 u + 31 of a block: a thread's 8 u' of each of its rows.
+// The two operands of inputs 32 u .. 32 u + 31 of a block.
 __device__ __forceinline__ void weights_of(u32 (&a)[2][4], const uint4& words, int u) {
     u32 low = u < 2 ? words.x : words.y;   // output g
     u32 high = u < 2 ? words.z : words.w;  // output g + 8
@@ -67,3 +65,59 @@ __device__ __forceinline__ void store_output(
     if (args.gated) sum = sum / (1.0f + exp2_fast(-kLog2e * sum)) * up;
     args.out[(i64)row * args.outputs + output] = T::round(sum + residual);
 }
+
+// Ternary weights for products of many rows (packed/wide.cuh). The weights are scaled, not the sums, and rounded once.
+template <typename T, bool kFine>
+struct TwoBits {
+    using Type = T;
+    using Linear = ::Linear;
+    static constexpr int kInputs = kBlock;                // of a unit
+    static constexpr u32 kScaleBytes = kFine ? 128 : 32;  // of a tile's unit, at most
+    static constexpr float kFactor = 1.0f;
+    static constexpr bool kScalesSums = !kFine;           // of few rows: one scale a round
+    struct Scales {
+        u32 scale[2];  // of outputs g and g + 8
+        u32 both;
+    };
+
+    static __device__ __forceinline__ int units(const Linear& args) { return args.blocks; }
+    static __device__ __forceinline__ u32 scale_bytes(const Linear& args) { return kFine ? 32 * args.scale_count : 32; }
+    static __device__ __forceinline__ int scale_place(const Linear& args, int unit) { return args.scale_count == 0 ? 0 : unit; }
+    // `at`: of the tile and the round
+    template <int kUnits>
+    static __device__ __forceinline__ void load_scales(Scales& scales, const unsigned char* at, int unit, int part, const Linear& args) {
+        static_assert(kUnits == 1, "one scale of all inputs lies there once");
+        if (!kFine && part > 0) return;
+        int g = (int)(threadIdx.x & 31) >> 2;
+        int place = kFine ? g * args.scale_count + (args.scale_count == 4 ? part : part >> 1) : g;
+        u32 both = *reinterpret_cast<const u32*>(at + place * 4);
+        scales.both = both;
+        scales.scale[0] = T::pack(F16::low(both), F16::low(both));
+        scales.scale[1] = T::pack(F16::high(both), F16::high(both));
+    }
+    static __device__ __forceinline__ void operands(u32 (&a)[2][4], const uint4& words, int part, const Scales& scales) {
+        weights_of(a, words, part);
+#pragma unroll
+        for (int q = 0; q < 2; ++q)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) a[q][i] = T::fma_pair(a[q][i], scales.scale[i % 2], 0x80008000u);  // -0
+    }
+    // The same without the scale
+    static __device__ __forceinline__ void plain_operands(u32 (&a)[2][4], const uint4& words, int part) {
+        weights_of(a, words, part);
+    }
+    // acc += the products of a group's plain operands, scaled
+    template <int kColumns>
+    static __device__ __forceinline__ void add_scaled(
+        float (&acc)[kColumns][4], const float (&sums)[kColumns][4], const Scales& scales) {
+#pragma unroll
+        for (int n = 0; n < kColumns; ++n)
+#pragma unroll
+            for (int c = 0; c < 4; ++c)
+                acc[n][c] = fmaf(c < 2 ? F16::low(scales.both) : F16::high(scales.both), sums[n][c], acc[n][c]);
+    }
+    template <bool kGated>
+    static __device__ __forceinline__ void store(const Linear& args, int row, int output, float sum, float up) {
+        store_output<T>(args, row, output, sum, up, residual_of<T>(args, row, output));
+    }
+};

@@ -51,15 +51,13 @@ __device__ __forceinline__ void widen(const Widen& args) {
     wait_for_dependencies();
     launch_dependents();
     if (!valid) return;
-    u16* out = args.out + (i64)row * args.inputs + block * kBlock + 8 * t;
+    // Inputs 8 j + 2 t and 8 j + 2 t + 1: four lanes write 16 bytes together.
+    u32* out = reinterpret_cast<u32*>(args.out + (i64)row * args.inputs + block * kBlock) + t;
 #pragma unroll
     for (int u = 0; u < 4; ++u) {
         if (block * kBlock + 32 * u >= args.inputs) break;
-        u32 word = u < 2 ? words.x : words.y;
-        int number = u % 2 * 4;
-        uint4 eight = {wide_pair(word, number, scales[u]), wide_pair(word, number + 1, scales[u]),
-                       wide_pair(word, number + 2, scales[u]), wide_pair(word, number + 3, scales[u])};
-        *reinterpret_cast<uint4*>(out + 32 * u) = eight;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) out[16 * u + 4 * j] = wide_pair(u < 2 ? words.x : words.y, u % 2 * 4 + j, scales[u]);
     }
 }
 

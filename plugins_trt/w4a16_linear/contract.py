@@ -15,6 +15,7 @@ from plugins_trt.contract import (
     round_up,
 )
 from plugins_trt.contract.linear import check_product_workspace, check_results
+from plugins_trt.packed.cut import most_shares
 from plugins_trt.w4a16_linear.layout import STEP, TILE, check_sizes, tiles_of
 
 MAX_ROWS = 64
@@ -37,21 +38,22 @@ class LinearPlan:
     """How the inputs are shared out when x is shared, and the scratch memory; depends on sizes alone."""
 
     splits: int  # shares of the inputs, 1: the output is written at once
-    workspace_bytes: int  # float32 [splits, M, 16 tiles], 0 without splits
+    workspace_bytes: int  # float32 [shares of the inputs, M, 16 tiles], as many as any kernel cuts; 0 without
 
     @classmethod
     def of(cls, *, rows: int, outputs: int, inputs: int, multiprocessors: int) -> LinearPlan:
         """Cuts a product of up to `rows` rows for a device of `multiprocessors`."""
         check_at_least("multiprocessors", multiprocessors, 1)
         tiles = tiles_of(outputs)
-        splits = 1
+        splits, shares = 1, 1
         if rows > FEW_ROWS:
             blocks = ceil_div(tiles, tiles_of_block(rows))
             while 2 * splits <= _MAX_SPLITS and 2 * splits * blocks <= multiprocessors:
                 splits *= 2
             while splits > 1 and inputs // STEP // splits < _SPLIT_STEPS:
                 splits //= 2
-        size = round_up(splits * rows * tiles * TILE * 4, 256) if splits > 1 else 0
+            shares = max(splits, most_shares(tiles, inputs // (2 * STEP), multiprocessors))
+        size = round_up(shares * rows * tiles * TILE * 4, 256) if shares > 1 else 0
         return cls(splits, size)
 
 

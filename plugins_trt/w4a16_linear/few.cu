@@ -108,8 +108,8 @@ __device__ __forceinline__ void few(const Linear& args) {
     }
 
     // Rows behind the last are what lies there: their products are not stored.
-    int held = g & (kRows - 1);
-    u32 own_row = S::kWordBytes + S::kGroupBytes + swizzled<2 * kStep>(held, 2 * t);
+    // Lane l names row l % 8 of piece l / 8 of four of a fragment's.
+    u32 own_row = swizzled<2 * kStep>(lane & 7 & (kRows - 1), lane >> 3);
     u32 current = base, memory_at = shared_address(memory);
 #pragma unroll 1
     for (int tile = first; tile < last; tile += kTiles) {
@@ -122,6 +122,7 @@ __device__ __forceinline__ void few(const Linear& args) {
             copy_rows();
             copy_commit();
             const unsigned char* stage = memory + (current - memory_at);
+            u32 rows_at = current + S::kWordBytes + S::kGroupBytes;
             filling = current;
             current = current == base + (kStages - 1) * S::kStageBytes ? base : current + S::kStageBytes;
             float part[kTiles][kColumns][4], sums[kColumns][4];
@@ -138,17 +139,17 @@ __device__ __forceinline__ void few(const Linear& args) {
                 }
                 // Sums of the inputs of a group, of rows 2 t and 2 t + 1: products with ones.
                 constexpr u32 one = Nibbles<T>::kOnes;
-                uint4 b[kColumns][2];
+                u32 b[kColumns][2][4];  // of 32 inputs each
 #pragma unroll
                 for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
                     for (int h = 0; h < 2; ++h)
-                        b[n][h] = *reinterpret_cast<const uint4*>(stage + (own_row ^ (h << 4)) + s * (2 * kStep) + n * (8 * 256));
-                    if (s == 0 || kFine) T::mma_first(sums[n], one, one, one, one, b[n][0].x, b[n][0].y);
-                    else T::mma(sums[n], one, one, one, one, b[n][0].x, b[n][0].y);
-                    T::mma(sums[n], one, one, one, one, b[n][0].z, b[n][0].w);
-                    T::mma(sums[n], one, one, one, one, b[n][1].x, b[n][1].y);
-                    T::mma(sums[n], one, one, one, one, b[n][1].z, b[n][1].w);
+                        load_pieces(b[n][h], rows_at + (own_row ^ (2 * s + h) << 6) + n * (8 * 256));
+                    if (s == 0 || kFine) T::mma_first(sums[n], one, one, one, one, b[n][0][0], b[n][0][1]);
+                    else T::mma(sums[n], one, one, one, one, b[n][0][0], b[n][0][1]);
+                    T::mma(sums[n], one, one, one, one, b[n][0][2], b[n][0][3]);
+                    T::mma(sums[n], one, one, one, one, b[n][1][0], b[n][1][1]);
+                    T::mma(sums[n], one, one, one, one, b[n][1][2], b[n][1][3]);
                 }
 #pragma unroll
                 for (int m = 0; m < kTiles; ++m) {
@@ -161,9 +162,9 @@ __device__ __forceinline__ void few(const Linear& args) {
 #pragma unroll
                         for (int n = 0; n < kColumns; ++n) {
                             if (h == 0 && (s == 0 || kFine))
-                                T::mma_first(part[m][n], low[0], high[0], low[1], high[1], b[n][h].x, b[n][h].y);
-                            else T::mma(part[m][n], low[0], high[0], low[1], high[1], b[n][h].x, b[n][h].y);
-                            T::mma(part[m][n], low[2], high[2], low[3], high[3], b[n][h].z, b[n][h].w);
+                                T::mma_first(part[m][n], low[0], high[0], low[1], high[1], b[n][h][0], b[n][h][1]);
+                            else T::mma(part[m][n], low[0], high[0], low[1], high[1], b[n][h][0], b[n][h][1]);
+                            T::mma(part[m][n], low[2], high[2], low[3], high[3], b[n][h][2], b[n][h][3]);
                         }
                     }
                 }

@@ -10,23 +10,3 @@ __device__ __forceinline__ u32 masked_or(u32 word, u32 mask, u32 bits) {
 }
 
 __device__ __forceinline__ float bits_as_float(u32 bits) { return __uint_as_float(bits); }
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-#define WARPGROUPS 1
-#endif
-
-#if __CUDA_ARCH__ >= 900
-#define CLUSTERS 1
-// All threads of a cluster come here; what they wrote to shared memory before is seen by all of them afterwards.
-__device__ __forceinline__ void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-// A float of another thread block's shared memory, at an address of this one's.
-__device__ __forceinline__ float load_of_cluster(u32 shared, int rank) {
-    u32 remote;
-    float value;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared), "r"(rank));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(remote) : "memory");
-    return value;
-}
-#endif

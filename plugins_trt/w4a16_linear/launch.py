@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from plugins_trt.contract import KERNEL_DTYPES, ceil_div, round_up
-from plugins_trt.registry import KernelsError
+from plugins_trt.contract import KERNEL_DTYPES, ceil_div
+from plugins_trt.packed.cut import Chooser, Cut, Wide
+from plugins_trt.packed.wide import arguments_format, has_kernel, maps_of
 from plugins_trt.w4a16_linear.contract import FEW_ROWS, LinearPlan, tiles_of_block
 from plugins_trt.w4a16_linear.layout import GROUPS, STEP, TILE
 
@@ -16,10 +19,9 @@ if TYPE_CHECKING:
     from plugins_trt.w4a16_linear.contract import W4A16Linear
 
 _FORMAT = "PPPPPPPqiiiiiiii"
+_WIDE_FORMAT = arguments_format(_FORMAT, struct.calcsize(_FORMAT))
 _REDUCERS = 256
 _FEW_WARPS = 8
-_MAX_CLUSTER = 8
-_WIDE_STEPS = 8  # of a share of the inputs, at least
 _FEW_TILES = 4
 """Tiles of a multiprocessor: for more, thread blocks share x or, of one row, two of them are there at a time."""
 _LONG_STEPS = 128
@@ -83,34 +85,23 @@ FEW = (
 MANY = (Many(8, 4, 2, 2, 4), Many(16, 4, 2, 2, 3), Many(32, 8, 1, 2, 3), Many(64, 8, 1, 2, 2))
 
 
-@dataclass(frozen=True)
-class Wide:
-    """A kernel of warpgroup.cuh: what its warps take, in its macro's order."""
-
-    rows: int
-    along_outputs: int
-    along_inputs: int
-    steps: int
-    stages: int
-
-    @property
-    def threads(self) -> int:
-        """Threads of a thread block."""
-        return 32 * self.along_outputs * self.along_inputs
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory: the ring."""
-        steps = self.steps * self.along_inputs
-        return self.stages * round_up(steps * (self.rows * 128 + self.along_outputs * (512 + 64)), 1024)
-
-    @property
-    def name(self) -> str:
-        """The end of the kernel's name."""
-        return f"n{self.rows}_m{self.along_outputs}"
+WIDE = (
+    Wide(16, 4, 1, 9),
+    Wide(16, 3, 1, 9),
+    Wide(16, 2, 2, 9),
+    Wide(32, 4, 1, 8),
+    Wide(32, 3, 1, 8),
+    Wide(32, 2, 2, 8),
+    Wide(64, 4, 1, 6),
+    Wide(64, 3, 1, 7),
+    Wide(64, 2, 2, 8),
+)
+_WIDE_UNITS = 2  # of a round
 
 
-WIDE = (Wide(32, 16, 1, 2, 7), Wide(32, 8, 2, 2, 6), Wide(64, 16, 1, 2, 6), Wide(64, 8, 2, 2, 4))
+def wide_bytes(kind: Wide, group: int) -> int:
+    """Shared memory of a kernel of packed/wide.cuh."""
+    return kind.shared_bytes(_WIDE_UNITS * STEP, _WIDE_UNITS, _WIDE_UNITS * STEP // group * 64)
 
 
 class W4A16Multiplier:
@@ -135,10 +126,10 @@ class W4A16Multiplier:
             return function(name, shared).prepare(_FORMAT, overlaps=True, beside_others=True)
 
         self._few, self._many, self._wide, self._reduce = {}, {}, {}, {}
-        has_wide = _has(function, f"w4a16_wide_{suffix}_{WIDE[0].name}_g128")
-        for gated in (False, True):
-            name = "w4a16_gated" if gated else "w4a16"
-            for group in GROUPS:
+        has_wide = has_kernel(function, f"w4a16_wide_{suffix}_{WIDE[0].name}_g128")
+        for group in GROUPS:
+            for gated in (False, True):
+                name = "w4a16_gated" if gated else "w4a16"
                 for few in FEW:
                     if few.shared_bytes(group) <= shared_bytes:
                         kernel = find(f"{name}_few_{suffix}_{few.name}_g{group}", few.shared_bytes(group))
@@ -146,11 +137,18 @@ class W4A16Multiplier:
                 for many in MANY:
                     kernel = find(f"{name}_many_{suffix}_n{many.rows}_g{group}", many.shared_bytes)
                     self._many[many, gated, group] = kernel
-                for wide in WIDE if has_wide else ():
-                    kernel = find(f"{name}_wide_{suffix}_{wide.name}_g{group}", wide.shared_bytes)
-                    self._wide[wide, gated, group] = kernel
-            self._reduce[gated] = find(f"{name}_reduce_{suffix}", 0)
-        self._has_clusters = _has(function, "w4a16_in_clusters") and self._reduce[False].overlaps
+            for wide in WIDE if has_wide else ():
+                kernel = function(f"w4a16_wide_{suffix}_{wide.name}_g{group}", wide_bytes(wide, group))
+                self._wide[wide, group] = kernel.prepare(
+                    _WIDE_FORMAT, overlaps=True, beside_others=True, aligned=True
+                )
+        for gated in (False, True):
+            self._reduce[gated] = find(f"{'w4a16_gated' if gated else 'w4a16'}_reduce_{suffix}", 0)
+        self._has_clusters = has_kernel(function, "w4a16_in_clusters") and self._reduce[False].overlaps
+        self._cut = {
+            group: Chooser(WIDE if has_wide else (), multiprocessors, partial(self._at_once, group))
+            for group in GROUPS
+        }
 
     def __call__(self, args: W4A16Linear, stream: Any = None) -> None:  # noqa: ANN401 -- PyCUDA is untyped
         """Enqueues one product.
@@ -166,39 +164,51 @@ class W4A16Multiplier:
             grid, threads, shared = (blocks, 1, 1), 32 * _FEW_WARPS, kind.shared_bytes(args.group)
             _launch(self._few[kind, gated, group], grid, threads, stream, pack(args, plan, unit=unit), shared)
         elif wide is not None:
-            form, blocks, shares = wide
-            packed = pack(args, LinearPlan(shares, 0))
-            grid = (blocks, shares, 1)
-            _launch(
-                self._wide[form, gated, group], grid, form.threads, stream, packed, form.shared_bytes, shares
-            )
+            self._launch_wide(args, wide, stream)
         else:
             many = next(each for each in MANY if args.rows <= each.rows)
-            packed, shares = pack(args, plan), plan.splits if self._has_clusters else 1
+            shares = plan.splits if self._has_clusters else 1
+            packed = pack(args, plan, in_clusters=shares > 1)
             grid = (self.ranges_of(args, plan), plan.splits, 1)
             _launch(
                 self._many[many, gated, group], grid, many.threads, stream, packed, many.shared_bytes, shares
             )
             if plan.splits > shares:
-                grid = (ceil_div(args.out.shape[1], _REDUCERS), args.rows, 1)
-                _launch(self._reduce[args.gated], grid, _REDUCERS, stream, packed, 0)
+                self._add_up(args, packed, stream)
 
-    def wide_of(self, args: W4A16Linear) -> tuple[Wide, int, int] | None:
-        """The kernel of warpgroup.cuh that takes a product, the ranges of tiles, and the shares of the inputs."""
+    def wide_of(self, args: W4A16Linear) -> Cut | None:
+        """How a product is cut for the kernels of packed/wide.cuh, where they take it."""
         if not self._wide or not self._has_clusters or args.rows <= FEW_ROWS:
             return None
-        tiles = args.tiles.shape[0]
-        many = tiles > 8 * self.multiprocessors
-        kind = next(kind for kind in WIDE if args.rows <= kind.rows and (kind.along_outputs == 16) == many)
-        blocks = ceil_div(tiles, kind.along_outputs)
-        # (A cluster has room only where its thread blocks are near each other: some multiprocessors are left over.)
-        shares = min(
-            _MAX_CLUSTER, self.multiprocessors * 7 // 8 // blocks, args.inputs // STEP // _WIDE_STEPS
+        rounds = ceil_div(args.inputs // STEP, _WIDE_UNITS)
+        return self._cut[args.group](args.rows, args.tiles.shape[0], rounds)
+
+    def _at_once(self, group: int, kind: Wide, size: int) -> int:
+        """Clusters of so many thread blocks that run at the same time."""
+        found: int = self._wide[kind, group].clusters_at_once(kind.threads, wide_bytes(kind, group), size)
+        return found
+
+    def _launch_wide(self, args: W4A16Linear, cut: Cut, stream: Any) -> None:  # noqa: ANN401
+        kind = cut.kind
+        boxes = (_WIDE_UNITS, _WIDE_UNITS * STEP // args.group)
+        maps = maps_of(kind, (args.x, args.row_stride), (args.tiles, args.groups), boxes)
+        packed = pack(args, LinearPlan(cut.shares, 0), in_clusters=cut.in_clusters)
+        _launch(
+            self._wide[kind, args.group],
+            (cut.blocks, cut.shares, 1),
+            kind.threads,
+            stream,
+            (*maps, *packed),
+            wide_bytes(kind, args.group),
+            cut.shares if cut.in_clusters else 1,
         )
-        if shares > 1:
-            return kind, blocks, shares
-        rounds = ceil_div(tiles, kind.along_outputs * self.multiprocessors)
-        return kind, min(rounds * self.multiprocessors, tiles), 1
+        if cut.shares > 1 and not cut.in_clusters:
+            self._add_up(args, packed, stream)
+
+    def _add_up(self, args: W4A16Linear, packed: tuple[int, ...], stream: Any) -> None:  # noqa: ANN401
+        """Enqueues the sum of the shares of the inputs that lie in the workspace."""
+        grid = (ceil_div(args.out.shape[1], _REDUCERS), args.rows, 1)
+        _launch(self._reduce[args.gated], grid, _REDUCERS, stream, packed, 0)
 
     def few_of(self, args: W4A16Linear) -> tuple[Few, int, int] | None:
         """The kernel of few.cu that takes a product, its thread blocks, and the tiles that one takes together."""
@@ -238,7 +248,7 @@ def _launch(  # noqa: PLR0917 -- as the launch has them
     grid: tuple[int, int, int],
     threads: int,
     stream: Any,  # noqa: ANN401 -- PyCUDA is untyped
-    packed: tuple[int, ...],
+    packed: tuple[int | bytes, ...],
     shared_bytes: int,
     shares: int = 1,
 ) -> None:
@@ -248,16 +258,8 @@ def _launch(  # noqa: PLR0917 -- as the launch has them
     )
 
 
-def _has(function: Callable[[str, int], Any], name: str) -> bool:
-    try:
-        function(name, 0)
-    except KernelsError:
-        return False
-    return True
-
-
-def pack(args: W4A16Linear, plan: LinearPlan, *, unit: int = 1) -> tuple[int, ...]:
-    """The kernels' `Linear` struct, in the order of `_FORMAT`."""
+def pack(args: W4A16Linear, plan: LinearPlan, *, unit: int = 1, in_clusters: bool = False) -> tuple[int, ...]:
+    """The kernels' `Linear` struct, in the order of `_FORMAT`; clusters that add up shares have no workspace."""
     return (
         args.x.pointer,
         args.tiles.pointer,
@@ -265,7 +267,7 @@ def pack(args: W4A16Linear, plan: LinearPlan, *, unit: int = 1) -> tuple[int, ..
         args.out.pointer,
         0 if args.bias is None else args.bias.pointer,
         0 if args.residual is None else args.residual.pointer,
-        0 if args.workspace is None else args.workspace.pointer,
+        0 if args.workspace is None or in_clusters else args.workspace.pointer,
         args.row_stride,
         args.rows,
         args.inputs // STEP,
@@ -274,5 +276,5 @@ def pack(args: W4A16Linear, plan: LinearPlan, *, unit: int = 1) -> tuple[int, ..
         (args.group // STEP).bit_length() - 1,
         plan.splits,
         unit,
-        0,
+        int(args.gated),
     )

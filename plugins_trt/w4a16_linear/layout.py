@@ -5,9 +5,11 @@ its lowest four bits; scales float16 ``[N, K/G]``; zero points 0 to 15, ``[N, K/
 ``scale * (q - zero)``. The kernels read
 
 - ``tiles``, uint32 ``[ceil(N / 16), K / 64, 32, 4]``: 512 bytes hold 16 outputs x 64 inputs, 16 bytes a lane of a warp.
-  Lane ``4 g + t`` has inputs ``16 t .. 16 t + 15`` of outputs ``g`` (words 0 and 1) and ``g + 8`` (words 2 and 3), eight
-  inputs a word. Of the eight, the even ones lie in the lower half of the word and the odd ones in the higher, so that
-  ``(word >> 4 j) & 0x000f000f`` is the pair ``2 j, 2 j + 1``, as a register of a tensor-core operand has it;
+  Lane ``4 g + t`` has words 0 and 1 of output ``g`` and 2 and 3 of output ``g + 8``; of each output, the first word has
+  the inputs ``8 j + 2 t`` and ``8 j + 2 t + 1`` of the first 32, ``j`` from 0 to 3, and the second word those of the
+  other 32: what a lane multiplies in products of 16 x 8 x 16 whose inputs lie in their order. The even ones lie in the
+  lower half of the word and the odd ones in the higher, so that ``(word >> 4 j) & 0x000f000f`` is the pair ``j``, as a
+  register of a tensor-core operand has it;
 - ``groups``, uint32 ``[ceil(N / 16), K / G, 8, 2]``: of outputs ``g`` and ``g + 8``, which a lane needs together, the scale's
   bits in the lower half and the zero point in the higher.
 
@@ -76,10 +78,9 @@ def pack_tiles(packed: UInt32, *, gated: bool = False) -> UInt32:
     for start in range(0, len(tiles), _SLAB):
         part = rows[start * TILE : (start + _SLAB) * TILE]
         slab = np.where(part[:, None] >= 0, packed[np.maximum(part, 0)], np.uint32(0))
-        turned = _even_below_odd(slab)  # [16 n, K/8]
-        # tile, output g of the half, step of inputs, quarter t of the step, word
-        split = turned.reshape(-1, 2, 8, words * 8 // STEP, 4, 2)
-        lanes = split.transpose(0, 3, 2, 4, 1, 5)  # tile, step, g, t, half, word
+        turned = _pairs_of_lanes(slab)  # [16 n, K/64, 2, 4]
+        split = turned.reshape(-1, 2, 8, words * 8 // STEP, 2, 4)  # tile, half, g, step of inputs, word, t
+        lanes = split.transpose(0, 3, 2, 5, 1, 4)  # tile, step, g, t, half, word
         tiles[start : start + _SLAB] = lanes.reshape(-1, words * 8 // STEP, 32, 4)
     return tiles
 
@@ -93,10 +94,13 @@ def pack_groups(scales: npt.NDArray[Any], zeros: npt.NDArray[Any], *, gated: boo
     return np.ascontiguousarray(laid.reshape(-1, 2, 8, words.shape[1]).transpose(0, 3, 2, 1))
 
 
-def _even_below_odd(words: UInt32) -> UInt32:
-    """The numbers 0 2 4 6 1 3 5 7 of each word, from the lowest bits on, of numbers in order."""
-    result = np.zeros_like(words)
-    for number in range(8):
-        place = number // 2 + 4 * (number % 2)
-        result |= ((words >> np.uint32(4 * number)) & np.uint32(15)) << np.uint32(4 * place)
+def _pairs_of_lanes(words: UInt32) -> UInt32:
+    """Of each four words with their 32 numbers in order, four with the pairs of a lane each: ``[.., K/64, 2, 4]``."""
+    four = words.reshape(len(words), -1, 2, 4)  # [.., step, word of a lane, eight numbers]
+    result = np.zeros_like(four)
+    for lane in range(4):
+        for pair in range(4):
+            numbers = four[..., pair] >> np.uint32(8 * lane)  # 2 t and 2 t + 1 of eight
+            result[..., lane] |= (numbers & np.uint32(15)) << np.uint32(4 * pair)
+            result[..., lane] |= (numbers >> np.uint32(4) & np.uint32(15)) << np.uint32(4 * pair + 16)
     return result

@@ -6,7 +6,8 @@
 // sums are scaled, group by group; of more, for which there is no room for two sets of them, the weights are, and rounded
 // to 16 bits. Shares of the inputs are added up in their order: by the thread blocks of a cluster through each other's
 // shared memory or, where the device has no clusters, by `reduce`.
-#include "w4a16_linear/finish.cuh"
+#include "packed/finish.cuh"
+#include "w4a16_linear/weights.cuh"
 
 template <int kColumns, int kM, int kK, int kSteps, int kStages>
 struct Shape {
@@ -107,7 +108,8 @@ __device__ __forceinline__ void many(const Linear& args) {
     }
 
     // Rows behind the last are what lies there: their products are not stored.
-    u32 own_row = swizzled<S::kInputs>(g, 2 * t) + wk * (kSteps * kStep * 2);
+    // Lane l names row l % 8 of piece l / 8 of four of a fragment's.
+    u32 own_row = swizzled<S::kInputs>(lane & 7, lane >> 3);
     float acc[2][kColumns][4] = {};
     u32 used = 0;
 #pragma unroll 1
@@ -122,8 +124,10 @@ __device__ __forceinline__ void many(const Linear& args) {
         used = used == (kStages - 1) * S::kStageBytes ? 0 : used + S::kStageBytes;
         const unsigned char* words_at = stage + own_words;
         const unsigned char* groups_at = stage + own_groups + g * 8;
+        u32 rows_at = base + (u32)(stage - ring);
         float part[2][kColumns][4], sums[kColumns][4];
-        u32 group[2][2], negative[2][2], scale[2][2];
+        u32 group[2][2];
+        Scaled<T> scaled[2][2];
         constexpr int kUnroll = kFine && !kScaled ? 1 : kSteps;  // as registers allow
 #pragma unroll kUnroll
         for (int s = 0; s < kSteps; ++s) {
@@ -132,14 +136,7 @@ __device__ __forceinline__ void many(const Linear& args) {
                 for (int m = 0; m < 2; ++m) {
                     uint2 two = *reinterpret_cast<const uint2*>(groups_at + (m * kGroups + s) * 64);
                     group[m][0] = two.x, group[m][1] = two.y;
-                    if constexpr (kScaled) {
-#pragma unroll
-                        for (int i = 0; i < 2; ++i) {
-                            negative[m][i] = Nibbles<T>::negative_offset(group[m][i]);
-                            float value = scale_of(group[m][i]);
-                            scale[m][i] = T::pack(value, value);
-                        }
-                    }
+                    if constexpr (kScaled) scaled[m][0].set(two.x), scaled[m][1].set(two.y);
                 }
             }
             uint4 words[2];
@@ -152,8 +149,8 @@ __device__ __forceinline__ void many(const Linear& args) {
                 for (int m = 0; m < 2; ++m) {
                     u32 of_low = h == 0 ? words[m].x : words[m].y, of_high = h == 0 ? words[m].z : words[m].w;
                     if constexpr (kScaled) {
-                        scaled_pairs<T>(low[m], of_low, negative[m][0], scale[m][0]);
-                        scaled_pairs<T>(high[m], of_high, negative[m][1], scale[m][1]);
+                        scaled[m][0].pairs(low[m], of_low);
+                        scaled[m][1].pairs(high[m], of_high);
                     } else {
                         Nibbles<T>::pairs(low[m], of_low);
                         Nibbles<T>::pairs(high[m], of_high);
@@ -161,11 +158,11 @@ __device__ __forceinline__ void many(const Linear& args) {
                 }
 #pragma unroll
                 for (int n = 0; n < kColumns; ++n) {
-                    uint4 b = *reinterpret_cast<const uint4*>(
-                        stage + (own_row ^ (h << 4)) + n * (8 * S::kInputs * 2) + s * (kStep * 2));
+                    u32 b[4];
+                    load_pieces(b, rows_at + (own_row ^ ((wk * kSteps + s) * 2 + h) << 6) + n * (8 * S::kInputs * 2));
 #pragma unroll
                     for (int q = 0; q < 2; ++q) {
-                        u32 b0 = q == 0 ? b.x : b.z, b1 = q == 0 ? b.y : b.w;
+                        u32 b0 = b[2 * q], b1 = b[2 * q + 1];
                         bool opens = h == 0 && q == 0 && (s == 0 || kFine);  // a group
                         if constexpr (!kScaled) {
                             constexpr u32 one = Nibbles<T>::kOnes;  // sums of the inputs, of rows 2 t and 2 t + 1
@@ -210,10 +207,10 @@ __device__ __forceinline__ void many(const Linear& args) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 int row = 8 * n + 2 * t + (i & 1), at = (wm * 2 + m) * kTile + g + kHalf * (i >> 1);
-                totals[(wk * 8 * kColumns + row) * S::kSumStride + at] = acc[m][n][i];
+                totals[(wk * 8 * kColumns + row) * S::kSumStride + at] = kScaled ? acc[m][n][i] * Scaled<T>::kFactor : acc[m][n][i];
             }
     __syncthreads();
-    finish<T, kGated, S::kThreads, kK, 8 * kColumns, S::kOutputs>(args, totals, first, last);
+    finish<FourBits<T, kFine>, kGated, S::kThreads, kK, 8 * kColumns, S::kOutputs>(args, totals, first, last);
 }
 
 constexpr int kReducers = 256;
@@ -228,6 +225,7 @@ __device__ __forceinline__ void reduce(const Linear& args) {
     int width = kTile * args.tile_count;
     int at = kGated ? output / kHalf * kTile + output % kHalf : output;
     float sum = 0.0f, up = 0.0f;
+#pragma unroll 8
     for (int split = 0; split < args.splits; ++split) {
         const float* part = args.partial + ((i64)split * args.rows + row) * width + at;
         sum += part[0];
@@ -263,23 +261,4 @@ MANY_OF(BF16, bf16)
 #ifdef CLUSTERS
 // Not launched: that the kernels here have clusters add up the shares of the inputs.
 extern "C" __global__ void w4a16_in_clusters() {}
-#endif
-
-#ifdef WARPGROUPS
-#include "w4a16_linear/warpgroup.cuh"
-
-// Rows of x; warps along the outputs and along the inputs, steps of a warp and a round, stages.
-#define WIDE(type, suffix, rows, m, k, steps, stages)                                                                      \
-    KERNEL(w4a16_wide_##suffix##_n##rows##_m##m##_g64, 32 * m * k, 1, wide<type, rows / 8, m, k, steps, stages, false, true>)  \
-    KERNEL(w4a16_wide_##suffix##_n##rows##_m##m##_g128, 32 * m * k, 1, wide<type, rows / 8, m, k, steps, stages, false, false>) \
-    KERNEL(w4a16_gated_wide_##suffix##_n##rows##_m##m##_g64, 32 * m * k, 1, wide<type, rows / 8, m, k, steps, stages, true, true>) \
-    KERNEL(w4a16_gated_wide_##suffix##_n##rows##_m##m##_g128, 32 * m * k, 1, wide<type, rows / 8, m, k, steps, stages, true, false>)
-#define WIDE_OF(type, suffix)               \
-    WIDE(type, suffix, 32, 16, 1, 2, 7)     \
-    WIDE(type, suffix, 32, 8, 2, 2, 6)      \
-    WIDE(type, suffix, 64, 16, 1, 2, 6)     \
-    WIDE(type, suffix, 64, 8, 2, 2, 4)
-
-WIDE_OF(F16, f16)
-WIDE_OF(BF16, bf16)
 #endif

@@ -14,9 +14,9 @@ def widen(tiles: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
     """
     count, steps = tiles.shape[:2]
     words = tiles.view(torch.int32).to(torch.int64).view(count, steps, 8, 4, 2, 2)  # g, t, half, word
-    places = torch.tensor([4 * (number // 2 + 4 * (number % 2)) for number in range(8)], device=tiles.device)
-    numbers = (words.unsqueeze(-1) >> places) & 15  # tile, step, g, t, half, word, number
-    rows = numbers.permute(0, 4, 2, 1, 3, 5, 6).reshape(16 * count, 64 * steps)
+    places = torch.tensor([[4 * pair, 4 * pair + 16] for pair in range(4)], device=tiles.device)
+    numbers = (words[..., None, None] >> places) & 15  # tile, step, g, t, half, word, pair, one of it
+    rows = numbers.permute(0, 4, 2, 1, 5, 6, 3, 7).reshape(16 * count, 64 * steps)
     meta = (
         groups.view(torch.int32).to(torch.int64).permute(0, 3, 2, 1).reshape(16 * count, -1)
     )  # [rows, K / G]

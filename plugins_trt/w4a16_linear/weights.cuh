@@ -1,6 +1,6 @@
 // 4-bit weights as tensor-core operands; layout.py says how they lie.
 #pragma once
-#include "common.cuh"
+#include "packed/tiles.cuh"
 #include "w4a16_linear/instructions.cuh"
 
 struct Linear {
@@ -19,12 +19,10 @@ struct Linear {
     i32 group_shift;  // a group is 1 << group_shift steps
     i32 splits;       // shares of the inputs, of thread blocks
     i32 unit;         // tiles that one thread block takes together
-    i32 unused;
+    i32 gated;        // whether a tile has gate and up
 };
 
 constexpr int kStep = 64;   // inputs of a step
-constexpr int kTile = 16;   // outputs of a tile
-constexpr int kHalf = 8;    // of them gate's, of gated weights
 
 // A 4-bit number q behind the leading one of a power of two is a 16-bit float, kBase + q, without a conversion: one
 // instruction, or two with a shift. The products with kBase and with the zero point are the same for all outputs of a
@@ -42,8 +40,6 @@ struct Nibbles<BF16> {
     }
     // 128 + zero
     static __device__ __forceinline__ float offset(u32 group) { return bits_as_float((group & 0xffff0000u) | 0x43000000u); }
-    // -(128 + zero), twice
-    static __device__ __forceinline__ u32 negative_offset(u32 group) { return (0xc300u | (group >> 16)) * 0x10001u; }
 };
 
 template <>
@@ -68,14 +64,53 @@ struct Nibbles<F16> {
 
 __device__ __forceinline__ float scale_of(u32 group) { return F16::unpack((u16)(group & 0xffffu)); }
 
-// The same eight numbers as scaled weights, rounded once.
+// What scales and zero points of two outputs make of numbers, as weights; for bfloat16, that are kFactor times too small.
 template <typename T>
-__device__ __forceinline__ void scaled_pairs(u32 (&pair)[4], u32 word, u32 negative_offset, u32 scale) {
-    Nibbles<T>::pairs(pair, word);
+struct Scaled;
+
+// A small integer is a bfloat16 as it lies: bits 0 to 7 count in units of 2^-133, through the subnormal numbers and the
+// first binade of the normal ones. So four bits need no shift, no base and no conversion: one multiplication with the
+// scale, taken so large that the product is a normal number, takes the zero point off too. It is rounded once; the zero
+// point's product before it too, which is exact for a power of two.
+template <>
+struct Scaled<BF16> {
+    static constexpr float kFactor = 0x1p24f;  // so that every float16 scale has room
+    u32 scale, upper, offset;                  // of numbers in bits 0 to 3 and 4 to 7; minus the zero point's weight
+
+    __device__ __forceinline__ void set(u32 group) {
+        float value = BF16::low(BF16::pack(scale_of(group), 0.0f));
+        scale = BF16::pack(value * 0x1p109f, value * 0x1p109f);
+        upper = BF16::pack(value * 0x1p105f, value * 0x1p105f);
+        float zero = value * -0x1p-24f * (float)(group >> 16);
+        offset = BF16::pack(zero, zero);
+    }
+    // the eight numbers of a word
+    __device__ __forceinline__ void pairs(u32 (&pair)[4], u32 word) const {
+        u32 rest = word >> 8;
+        pair[0] = BF16::fma_pair(word & 0x000f000fu, scale, offset);
+        pair[1] = BF16::fma_pair(word & 0x00f000f0u, upper, offset);
+        pair[2] = BF16::fma_pair(rest & 0x000f000fu, scale, offset);
+        pair[3] = BF16::fma_pair(rest & 0x00f000f0u, upper, offset);
+    }
+};
+
+template <>
+struct Scaled<F16> {
+    static constexpr float kFactor = 1.0f;
+    u32 scale, offset;
+
+    __device__ __forceinline__ void set(u32 group) {
+        float value = scale_of(group);
+        scale = F16::pack(value, value);
+        offset = Nibbles<F16>::negative_offset(group);
+    }
+    __device__ __forceinline__ void pairs(u32 (&pair)[4], u32 word) const {
+        Nibbles<F16>::pairs(pair, word);
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
-        pair[j] = T::fma_pair(T::fma_pair(pair[j], Nibbles<T>::kOnes, negative_offset), scale, 0x80008000u);  // -0
-}
+        for (int j = 0; j < 4; ++j)
+            pair[j] = F16::fma_pair(F16::fma_pair(pair[j], Nibbles<F16>::kOnes, offset), scale, 0x80008000u);  // -0
+    }
+};
 
 // The end of an output: `sum` and, of gated weights, `up` are whole.
 template <typename T, bool kGated>
@@ -92,3 +127,44 @@ __device__ __forceinline__ void store_output(const Linear& args, int row, int ou
     }
     args.out[place] = T::round(sum);
 }
+
+// 4-bit weights for products of many rows (packed/wide.cuh).
+template <typename T, bool kFine>
+struct FourBits {
+    using Type = T;
+    using Linear = ::Linear;
+    static constexpr int kInputs = kStep;                   // of a unit
+    static constexpr u32 kScaleBytes = kFine ? 64 : 32;     // of a tile's unit
+    static constexpr float kFactor = Scaled<T>::kFactor;
+    static constexpr bool kScalesSums = false;  // (what that saves, the zero points' part of the sums costs)
+    struct Scales {
+        Scaled<T> low, high;  // of outputs g and g + 8
+    };
+
+    static __device__ __forceinline__ int units(const Linear& args) { return args.steps; }
+    static __device__ __forceinline__ u32 scale_bytes(const Linear&) { return kScaleBytes; }
+    static __device__ __forceinline__ int scale_place(const Linear&, int unit) { return kFine ? unit : unit >> 1; }
+    // `at`: of the tile and the round
+    template <int kUnits>
+    static __device__ __forceinline__ void load_scales(Scales& scales, const unsigned char* at, int unit, int part, const Linear&) {
+        static_assert(kUnits % 2 == 0, "whole groups");
+        if (part > 0 || (!kFine && unit % 2 == 1)) return;
+        int g = (int)(threadIdx.x & 31) >> 2;
+        uint2 two = *reinterpret_cast<const uint2*>(at + (kFine ? unit : unit / 2) * 64 + g * 8);
+        scales.low.set(two.x);
+        scales.high.set(two.y);
+    }
+    // Operands of two products, of inputs 32 part .. 32 part + 31
+    static __device__ __forceinline__ void operands(u32 (&a)[2][4], const uint4& words, int part, const Scales& scales) {
+        u32 low[4], high[4];
+        scales.low.pairs(low, part == 0 ? words.x : words.y);
+        scales.high.pairs(high, part == 0 ? words.z : words.w);
+#pragma unroll
+        for (int q = 0; q < 2; ++q)
+            a[q][0] = low[2 * q], a[q][1] = high[2 * q], a[q][2] = low[2 * q + 1], a[q][3] = high[2 * q + 1];
+    }
+    template <bool kGated>
+    static __device__ __forceinline__ void store(const Linear& args, int row, int output, float sum, float up) {
+        store_output<T, kGated>(args, row, output, sum, up);
+    }
+};

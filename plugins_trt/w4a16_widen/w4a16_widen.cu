@@ -17,18 +17,12 @@ struct Widen {
 constexpr int kThreads = 256;
 constexpr int kStep = 64;
 
-// Numbers 2 j and 2 j + 1 of a word: the even ones of eight lie in its lower half, the odd ones in its higher.
+// Pair j of a word: the even numbers lie in its lower half, the odd ones in its higher.
 template <typename T>
 __device__ __forceinline__ u32 pair(u32 word, int j, float scale, float zero) {
     u32 shifted = word >> (4 * j);
     float even = (float)(shifted & 15u), odd = (float)((shifted >> 16) & 15u);
     return T::pack((even - zero) * scale, (odd - zero) * scale);
-}
-
-template <typename T>
-__device__ __forceinline__ uint4 eight(u32 word, float scale, float zero) {
-    return {pair<T>(word, 0, scale, zero), pair<T>(word, 1, scale, zero), pair<T>(word, 2, scale, zero),
-            pair<T>(word, 3, scale, zero)};
 }
 
 // Grid: (ceil(steps / 8), octets of outputs).
@@ -55,9 +49,13 @@ __device__ __forceinline__ void widen(const Widen& args) {
     launch_dependents();
     if (!valid) return;
     float scale = F16::unpack((u16)(group & 0xffffu)), zero = (float)(group >> 16);
-    uint4* out = reinterpret_cast<uint4*>(args.out + ((i64)row * args.steps + step) * kStep + 16 * t);
-    out[0] = eight<T>(words.x, scale, zero);
-    out[1] = eight<T>(words.y, scale, zero);
+    // Inputs 8 j + 2 t and 8 j + 2 t + 1: four lanes write 16 bytes together.
+    u32* out = reinterpret_cast<u32*>(args.out + ((i64)row * args.steps + step) * kStep) + t;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        out[4 * j] = pair<T>(words.x, j, scale, zero);
+        out[16 + 4 * j] = pair<T>(words.y, j, scale, zero);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads) w4a16_widen_f16(const Widen args) { widen<F16>(args); }

@@ -15,10 +15,12 @@ from on_the_cpu import PLUGINS, Kernels
 
 from edged.checkpoint.ternary import pack_ternary_words
 from plugins_trt.contract import LaunchError
+from plugins_trt.packed.cut import most_shares
 from plugins_trt.ternary_linear import layout
 from plugins_trt.ternary_linear.contract import (
     BLOCK_TILES,
     FEW_BYTES,
+    FEW_ROWS,
     MAX_SUM_BYTES,
     LinearPlan,
     TernaryLinear,
@@ -126,7 +128,7 @@ def test_the_layout_holds_every_weight_once(tiles, rest, steps, group, gated):
 
 
 def test_a_lanes_words_hold_pairs_where_a_register_has_them():
-    """By the description: lane 4 g + t, eight inputs from 8 t, 32 + 8 t, .. on of outputs g and g + 8, as halves of floats."""
+    """By the description: lane 4 g + t, inputs 8 j + 2 t and the next of outputs g and g + 8, as halves of floats."""
     codes = (np.arange(16 * 128).reshape(16, 128) * 7 % 31 % 3).astype(np.uint8)
     tile = layout.pack_tiles(pack_ternary_words(codes))[0, 0]
     for g in range(8):
@@ -135,7 +137,7 @@ def test_a_lanes_words_hold_pairs_where_a_register_has_them():
                 for pair in range(8):
                     two = np.array([int(tile[4 * g + t, word]) << 2 * pair & 0xC000C000], np.uint64)
                     low, high = two.astype(np.uint32).view(np.float16)
-                    first = 64 * (word % 2) + 32 * (pair // 4) + 8 * t + 2 * (pair % 4)
+                    first = 64 * (word % 2) + 8 * pair + 2 * t
                     output = g + 8 * (word // 2)
                     assert low == 2.0 * (int(codes[output, first]) - 1)
                     assert high == 2.0 * (int(codes[output, first + 1]) - 1)
@@ -198,7 +200,16 @@ def test_a_plan_cuts_no_more_than_helps(rows, outputs, blocks, multiprocessors):
     plan = LinearPlan.of(rows=rows, outputs=outputs, inputs=128 * blocks, multiprocessors=multiprocessors)
     assert 1 <= plan.splits <= 8
     assert plan.splits == 1 or blocks // plan.splits >= 4
-    assert bool(plan.workspace_bytes) == (plan.splits > 1)
+    if plan.splits > 1:
+        assert plan.workspace_bytes >= 4 * 16 * plan.splits * rows * -(-outputs // 16)
+    fewer = LinearPlan.of(
+        rows=min(rows, 64), outputs=outputs, inputs=128 * blocks, multiprocessors=multiprocessors
+    )
+    shares = most_shares(-(-outputs // 16), blocks, multiprocessors)
+    if rows > FEW_ROWS and shares > 1:  # enough for the warpgroups' shares, of fewer rows too
+        assert min(plan.workspace_bytes, fewer.workspace_bytes) >= 4 * 16 * shares * min(rows, 64) * -(
+            -outputs // 16
+        )
     tiles, few = -(-outputs // 16), plan.few
     if few is not None:
         assert few.splits in (1, 2, 4, 8, 16)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+from functools import lru_cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,10 +16,12 @@ from hypothesis import strategies as st
 from on_the_cpu import PLUGINS, Kernels
 
 from plugins_trt.contract import DeviceArray, LaunchError
+from plugins_trt.packed import wide as packed_wide
 from plugins_trt.registry import KernelsError
+from plugins_trt.tensor_map import MAP_BYTES
 from plugins_trt.w4a16_linear import layout
 from plugins_trt.w4a16_linear.contract import FEW_ROWS, LinearPlan, W4A16Linear, tiles_of_block
-from plugins_trt.w4a16_linear.launch import _FORMAT, FEW, MANY, W4A16Multiplier, pack
+from plugins_trt.w4a16_linear.launch import _FORMAT, FEW, MANY, WIDE, W4A16Multiplier, pack
 from plugins_trt.w4a16_linear.reference import w4a16_linear, widen
 
 TOLERANCE = 5e-3
@@ -108,18 +112,19 @@ def test_the_layout_holds_every_weight_once(tiles, rest, steps, group, gated):
 
 
 def test_a_lanes_words_hold_pairs_where_a_register_has_them():
-    """By the description: lane 4 g + t, inputs 16 t .. of outputs g and g + 8, even inputs below odd ones."""
-    numbers = np.arange(16 * 64, dtype=np.uint32).reshape(16, 64) * 7 % 16
+    """By the description: lane 4 g + t, inputs 8 j + 2 t and 8 j + 2 t + 1 of outputs g and g + 8, the even one below."""
+    numbers = np.arange(16 * 64, dtype=np.uint32).reshape(16, 64) * 7 % 31 % 16
     packed = sum(numbers[:, place::8] << np.uint32(4 * place) for place in range(8)).astype(np.uint32)
     tile = layout.pack_tiles(packed)[0, 0]
     for g in range(8):
         for t in range(4):
             for word in range(4):
-                output, first = g + 8 * (word // 2), 16 * t + 8 * (word % 2)
+                output = g + 8 * (word // 2)
                 for pair in range(4):
+                    first = 32 * (word % 2) + 8 * pair + 2 * t
                     two = int(tile[4 * g + t, word]) >> 4 * pair & 0x000F000F
-                    assert two & 15 == numbers[output, first + 2 * pair]
-                    assert two >> 16 == numbers[output, first + 2 * pair + 1]
+                    assert two & 15 == numbers[output, first]
+                    assert two >> 16 == numbers[output, first + 1]
 
 
 # ---------------------------------------------------------------- the contract
@@ -185,7 +190,7 @@ def test_a_plan_leaves_no_multiprocessor_idle_that_it_could_use(rows, outputs, s
         assert plan.splits == 1 or steps // plan.splits >= 8
         if plan.splits < 8 and 2 * blocks <= multiprocessors:
             assert steps // (2 * plan.splits) < 8
-    assert (plan.splits == 1) == (plan.workspace_bytes == 0)
+    assert plan.splits == 1 or plan.workspace_bytes >= 4 * 16 * plan.splits * rows * -(-outputs // 16)
     larger = LinearPlan.of(rows=rows, outputs=outputs, inputs=64 * steps, multiprocessors=multiprocessors + 5)
     assert larger.workspace_bytes >= plan.workspace_bytes
 
@@ -195,7 +200,7 @@ class Launches:
 
     def __init__(self, shared_bytes: int, multiprocessors: int, *, clusters: bool = False) -> None:
         self.launched: list[SimpleNamespace] = []
-        self._clusters, self._shared_bytes = clusters, shared_bytes
+        self._clusters, self._shared_bytes, self._multiprocessors = clusters, shared_bytes, multiprocessors
         self.multiply = W4A16Multiplier(
             self.find, multiprocessors=multiprocessors, shared_bytes=shared_bytes, dtype="bfloat16"
         )
@@ -206,10 +211,13 @@ class Launches:
         if (name == "w4a16_in_clusters" and not self._clusters) or ("_wide_" in name and not has_warpgroups):
             raise KernelsError(name)
         kernel = SimpleNamespace(overlaps=self._clusters)
+        kernel.clusters_at_once = lambda _threads, _shared, size: (
+            self._multiprocessors * 7 // 8 // size if size > 1 else self._multiprocessors
+        )
         kernel.prepare = lambda layout, **_: kernel
 
         def launch(grid, block, stream, *arguments, shared_size=0, cluster=(1, 1, 1)):
-            assert shared_size <= shared_bytes
+            assert shared_size <= self._shared_bytes
             self.launched.append(
                 SimpleNamespace(
                     name=name,
@@ -223,6 +231,25 @@ class Launches:
 
         kernel.prepared_async_call = launch
         return kernel
+
+
+def encoded_boxes(patch):
+    """The bytes of the boxes of every tensor map that is asked for, which must be such as the driver takes."""
+    found = []
+
+    def encode(pointer, dtype, shape, strides, box, *, swizzled=False):
+        bytes_each = {"bfloat16": 2, "float16": 2, "int32": 4}[dtype]
+        assert pointer % 16 == 0
+        assert len(shape) == len(box) == len(strides) + 1
+        assert all(stride % 16 == 0 and stride > 0 for stride in strides)
+        assert all(1 <= size <= 256 for size in box)
+        assert box[-1] * bytes_each % 16 == 0
+        assert not swizzled or box[-1] * bytes_each == 128
+        found.append(math.prod(box) * bytes_each)
+        return bytes(MAP_BYTES)
+
+    patch.setattr(packed_wide, "tensor_map", encode)
+    return found
 
 
 @given(
@@ -246,18 +273,32 @@ def test_every_product_finds_a_kernel_that_fits(rows, tiles, steps, group, devic
         out=of((rows, 16 * tiles), "bfloat16"),
         workspace=of((plan.workspace_bytes,), "uint8") if plan.workspace_bytes else None,
     )
-    launches.multiply(args)
+    with pytest.MonkeyPatch.context() as patch:
+        boxes = encoded_boxes(patch)
+        launches.multiply(args)
     first = launches.launched[0]
     assert first.shared <= shared_bytes
-    assert first.cluster == (1, first.grid[1] if clusters else 1, 1)
-    assert first.grid[0] * first.grid[1] <= max(multiprocessors, first.grid[0])
-    assert len(launches.launched) == (2 if first.grid[1] > 1 and not clusters else 1)
+    assert first.cluster in ((1, 1, 1), (1, first.grid[1], 1))
+    assert first.cluster == (1, 1, 1) or clusters
+    assert len(launches.launched) == (2 if first.grid[1] > first.cluster[1] else 1)
+    if "_wide_" not in first.name:
+        assert first.cluster == (1, first.grid[1] if clusters else 1, 1)
+        assert first.grid[0] * first.grid[1] <= max(multiprocessors, first.grid[0])
     # No thread block has more tiles than its warps take.
     if "_many_" in first.name:
         assert first.grid[1] == plan.splits
         assert -(-tiles // first.grid[0]) <= tiles_of_block(rows)
     if "_wide_" in first.name:
-        assert -(-tiles // first.grid[0]) <= (16 if "_m16_" in first.name else 8)
+        wide = next(kind for kind in WIDE if f"_{kind.name}_" in first.name)
+        assert rows <= wide.rows
+        assert -(-tiles // first.grid[0]) <= wide.tiles
+        assert first.grid[1] <= min(8, -(-steps // 2))
+        if len(launches.launched) == 2:
+            assert 4 * 16 * first.grid[1] * rows * tiles <= plan.workspace_bytes
+            assert first.grid[0] * first.grid[1] <= multiprocessors
+        # What a round's copies bring finds room in a stage, and sums in the ring.
+        assert 2 * boxes[0] + boxes[1] + boxes[2] <= first.shared // wide.stages
+        assert wide.along_inputs * wide.rows * (16 * wide.tiles + 4) * 4 <= first.shared
 
 
 # ---------------------------------------------------------------- the kernels on the CPU
@@ -329,17 +370,21 @@ def test_the_text_of_the_kernels_of_many_rows_computes_the_product(
 # ---------------------------------------------------------------- the kernels on a GPU
 
 
-def run(case):
+@lru_cache(maxsize=2)
+def multiplier(dtype):
     rig = gpu()
-    multiply = W4A16Multiplier(
+    return W4A16Multiplier(
         rig.kernels.operator("w4a16_linear"),
         multiprocessors=rig.kernels.multiprocessors,
         shared_bytes=rig.kernels.shared_bytes,
-        dtype=case.dtype,
+        dtype=dtype,
     )
+
+
+def run(case):
     args, out = case.arguments()
-    multiply(args, rig.stream)
-    rig.stream.synchronize()
+    multiplier(case.dtype)(args, gpu().stream)
+    gpu().stream.synchronize()
     return out
 
 
@@ -397,15 +442,9 @@ def test_the_same_input_gives_the_same_bits_and_the_residual_may_be_the_output(r
     case = Case(rows, 4096, 4096, group=128, device="cuda")
     first = run(case)
     assert torch.equal(first, run(case))
-    rig = gpu()
     args, _ = case.arguments()
     stream = case.residual.clone()
     in_place = W4A16Linear(**{**vars(args), "residual": array(stream), "out": array(stream)})
-    W4A16Multiplier(
-        rig.kernels.operator("w4a16_linear"),
-        multiprocessors=rig.kernels.multiprocessors,
-        shared_bytes=rig.kernels.shared_bytes,
-        dtype=case.dtype,
-    )(in_place, rig.stream)
-    rig.stream.synchronize()
+    multiplier(case.dtype)(in_place, gpu().stream)
+    gpu().stream.synchronize()
     assert torch.equal(stream, first)

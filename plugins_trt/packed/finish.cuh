@@ -1,10 +1,11 @@
 // The end of a product whose inputs are shared out between warps and thread blocks.
 #pragma once
-#include "w4a16_linear/weights.cuh"
+#include "packed/tiles.cuh"
 
 // `totals`, in shared memory: [kParts, kRows, kOutputs + 4] sums of tiles `first` to `last`. All threads come here.
-template <typename T, bool kGated, int kThreads, int kParts, int kRows, int kOutputs>
-__device__ __forceinline__ void finish(const Linear& args, float* totals, int first, int last) {
+// `Packed::store` ends an output.
+template <typename Packed, bool kGated, int kThreads, int kParts, int kRows, int kOutputs>
+__device__ __forceinline__ void finish(const typename Packed::Linear& args, float* totals, int first, int last) {
     constexpr int kStride = kOutputs + 4;
     constexpr int kOfTile = kGated ? kHalf : kTile;  // columns of out
     constexpr int kWidth = kOutputs / kTile * kOfTile;
@@ -20,12 +21,13 @@ __device__ __forceinline__ void finish(const Linear& args, float* totals, int fi
         for (int i = threadIdx.x; i < args.rows * kWidth; i += kThreads) {
             int row = i / kWidth, column = i % kWidth, at = place_of(column);
             if (column < width)
-                store_output<T, kGated>(
+                Packed::template store<kGated>(
                     args, row, first * kOfTile + column, total(row, at), kGated ? total(row, at + kHalf) : 0.0f);
         }
         return;
     }
 #ifdef CLUSTERS
+    if (args.partial == nullptr) {
     // Each thread block of the cluster adds up and stores a part of the columns.
     if constexpr (kParts > 1) {
         for (int i = threadIdx.x; i < args.rows * kOutputs; i += kThreads) {
@@ -52,15 +54,16 @@ __device__ __forceinline__ void finish(const Linear& args, float* totals, int fi
             sum += of[k];
             if constexpr (kGated) up += of_up[k];
         }
-        store_output<T, kGated>(args, row, first * kOfTile + column, sum, up);
+        Packed::template store<kGated>(args, row, first * kOfTile + column, sum, up);
     }
     cluster_barrier();  // what others read stays until then
-#else
+    return;
+    }
+#endif
     int all = kTile * args.tile_count;
     for (int i = threadIdx.x; i < args.rows * kOutputs; i += kThreads) {
         int row = i / kOutputs, at = i % kOutputs;
         if (at < (last - first) * kTile)
             args.partial[((i64)blockIdx.y * args.rows + row) * all + first * kTile + at] = total(row, at);
     }
-#endif
 }

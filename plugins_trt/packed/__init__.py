@@ -1,0 +1,1 @@
+"""What the products with packed weights of every kind share."""

@@ -1,0 +1,29 @@
+// The product of up to 64 rows of x with 4-bit weights by warpgroups (packed/wide.cuh), where the device has them.
+#include "packed/tiles.cuh"
+
+#ifdef WARPGROUPS
+#include "packed/wide.cuh"
+#include "w4a16_linear/weights.cuh"
+
+// Rows of x; warpgroups along the outputs and along the inputs, stages. A round is 128 inputs.
+#define WIDE(type, suffix, rows, m, k, stages, group, fine)                                                                  \
+    extern "C" __global__ void __launch_bounds__(128 * m * k + 32, 1)                                                        \
+        w4a16_wide_##suffix##_n##rows##_m##m##_k##k##_g##group(const __grid_constant__ WideLinear<Linear> args) {            \
+        wide<FourBits<type, fine>, rows / 8, m, k, 2, stages>(args);                                                         \
+    }
+#define WIDE_OF(type, suffix, group, fine)        \
+    WIDE(type, suffix, 16, 4, 1, 9, group, fine) \
+    WIDE(type, suffix, 16, 3, 1, 9, group, fine) \
+    WIDE(type, suffix, 16, 2, 2, 9, group, fine) \
+    WIDE(type, suffix, 32, 4, 1, 8, group, fine) \
+    WIDE(type, suffix, 32, 3, 1, 8, group, fine) \
+    WIDE(type, suffix, 32, 2, 2, 8, group, fine) \
+    WIDE(type, suffix, 64, 4, 1, 6, group, fine) \
+    WIDE(type, suffix, 64, 3, 1, 7, group, fine) \
+    WIDE(type, suffix, 64, 2, 2, 8, group, fine)
+
+WIDE_OF(F16, f16, 64, true)
+WIDE_OF(F16, f16, 128, false)
+WIDE_OF(BF16, bf16, 64, true)
+WIDE_OF(BF16, bf16, 128, false)
+#endif
