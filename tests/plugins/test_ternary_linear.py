@@ -270,6 +270,7 @@ def test_the_kernels_text_computes_the_product(kernels, sizes, options, cut, laz
 # ---------------------------------------------------------------- the kernels on a GPU
 
 
+@lru_cache(maxsize=2)
 def multiplier(dtype):
     rig = gpu()
     return TernaryMultiplier(
