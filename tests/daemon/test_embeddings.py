@@ -1,4 +1,4 @@
-"""Embeddings through the real daemon, held to transformers' hidden states of the same model."""
+"""Embeddings through the real daemon, held to the hidden states of the same model in one piece."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import asyncio
 import numpy as np
 import pytest
 import tokenizers
-import torch
 
 from edged.client import AsyncClient
+from edged.config import ModelConfig
 from edged.errors import DeadlineError, InvalidArgumentError, NotFoundError, UnsupportedError
+from edged.executor.base import StepBatch
+from edged.executor.torch_executor import TorchExecutor
 from edged.v1 import inference_pb2
 
 TEXTS = [
@@ -22,15 +24,29 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def states(demo_reference, demo_model):
-    """The final norm's output at every token of each text, fp32 [n, H], as transformers has it."""
+def states(demo_model):
+    """The final norm's output at every token of each text, fp32 [n, H], in one piece.
+
+    ``tests/executor/test_demo_model.py`` holds the same to transformers.
+    """
+    config = ModelConfig("m", demo_model, context_length=256, prefill_chunk=256, threads=1)
+    executor = TorchExecutor(config)
+    executor.load(lambda *_: None)
     tokenizer = tokenizers.Tokenizer.from_file(str(demo_model / "tokenizer.json"))
     found = []
     for text in TEXTS:
-        ids = torch.tensor([tokenizer.encode(text).ids])
-        with torch.inference_mode():
-            output = demo_reference.model(input_ids=ids)
-        found.append(output.last_hidden_state[0].numpy())
+        ids = np.array(tokenizer.encode(text).ids, np.int32)
+        count = len(ids)
+        batch = StepBatch(
+            token_ids=ids,
+            positions=np.arange(count, dtype=np.int32),
+            sequence_starts=np.array([0, count], np.int32),
+            lengths=np.zeros(1, np.int32),
+            page_tables=[np.arange(4, dtype=np.int32)],
+            logit_rows=np.arange(count, dtype=np.int32),
+        )
+        found.append(executor.hidden_states(batch))
+    executor.close()
     return found
 
 
@@ -38,7 +54,7 @@ def normalized(vector):
     return vector / np.linalg.norm(vector)
 
 
-def test_means_are_those_of_transformers(client, states):
+def test_means_are_those_of_the_states(client, states):
     vectors = np.array(client.embed(TEXTS))
     for vector, state in zip(vectors, states, strict=True):
         np.testing.assert_allclose(vector, normalized(state.mean(axis=0)), atol=2e-4)
@@ -47,7 +63,7 @@ def test_means_are_those_of_transformers(client, states):
         np.testing.assert_allclose(vector, state.mean(axis=0), atol=5e-3 * np.abs(state).max())
 
 
-def test_last_tokens_are_those_of_transformers_cached_or_not(client, states):
+def test_last_tokens_are_those_of_the_states_cached_or_not(client, states):
     for _ in range(2):
         vectors = np.array(client.embed(TEXTS, pooling="last"))
         for vector, state in zip(vectors, states, strict=True):

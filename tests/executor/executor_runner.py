@@ -69,6 +69,14 @@ class Runner:
             sampling=tuple(SamplingRow() for _ in needed),
         )
 
+    def hidden_states(self, sequence: Prompt, chunk: int) -> np.ndarray:
+        """Of every token of a sequence that is not stored, fp32 [n, H]."""
+        found = []
+        while count := len(sequence.take(chunk)):
+            found.append(self.executor.hidden_states(self.batch([(sequence, count)], "all")))
+            sequence.stored += count
+        return np.concatenate(found)
+
     def logits(self, parts: Sequence[tuple[Prompt, int]], rows: str = "last") -> np.ndarray:
         result = self.executor.logits(self.batch(parts, rows))
         for sequence, count in parts:

@@ -147,3 +147,15 @@ def test_half_precision_stays_close_to_fp32(demo_model, remembered_reference, de
         bound = 0.04 if dtype == "bfloat16" else 0.006  # about 5 and 6 times what is seen
         assert np.abs(ours - expected).mean() / spread < bound
     executor.close()
+
+
+@pytest.mark.soak
+def test_hidden_states_are_those_of_transformers(executor, demo_reference, demo_tokenizer, long_prompt):
+    import torch
+
+    for ids in (demo_tokenizer.encode(PROMPTS[1]).ids, long_prompt[:700]):
+        with torch.inference_mode():
+            states = demo_reference.model(input_ids=torch.tensor([ids])).last_hidden_state[0].numpy()
+        runner = Runner(executor)
+        found = runner.hidden_states(runner.sequence(ids), 500)
+        np.testing.assert_allclose(found, states, rtol=0, atol=1e-3 * np.abs(states).max())

@@ -82,6 +82,10 @@ def test_logits_and_tokens_are_those_of_transformers(name, tmp_path):
     )  # logits() returns fp32, and fp32 rope tables round differently
     answer = runner.generate([runner.sequence(ids, room=32)], 32)[0]
     assert_greedy(model, ids, answer)
+    with torch.inference_mode():
+        states = model.model(input_ids=torch.tensor([ids])).last_hidden_state[0].numpy()
+    found = runner.hidden_states(runner.sequence(ids), 60)
+    assert np.abs(found - states).max() / np.abs(states).max() < 5e-5
 
 
 @pytest.mark.parametrize(
