@@ -1,8 +1,9 @@
 """Linear layers on the CPU: the fastest product that torch has for each dtype and number of rows.
 
-fp32 and fp64: up to 16 rows are a batch of smaller products where a batch is faster than one product (it is two to three
-times as fast on some CPUs and as slow on others, so that it is measured when the model is loaded, for each shape of the
-weights and each class of rows); else few rows are ``weight @ x.T``, and many ``x @ weight.T``. bfloat16 and float16: few
+fp32 and fp64: up to 16 rows are multiplied in the way that is fastest here, measured when the model is loaded, for each
+shape of the weights and each class of rows: as a batch of smaller products (two to three times as fast as one on some
+CPUs, and as slow on others), as ``x @ weight.T`` whose result is turned over, or, as more rows always, as
+``weight @ x.T``; many rows are ``x @ weight.T``. bfloat16 and float16: few
 rows multiply as they are (torch has a fast matrix-vector product for them); for more, tiles of the weight are widened to
 fp32, because CPUs without matrix units for these types multiply them many times slower; those with such units (AMX)
 multiply them as they are, but for the LM head, whose rounding would show.
@@ -13,6 +14,7 @@ multiply them as they are, but for the LM head, whose rounding would show.
 from __future__ import annotations
 
 import time
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,10 +35,11 @@ if TYPE_CHECKING:
 MEASURED_ELEMENTS = 1 << 18
 """Fewest elements of a weight whose products are worth timing."""
 
-_TURNS = 5
+_TURNS = 7
 _TURNS_OF_LARGE = 2
 _LARGE_ELEMENTS = 1 << 23
-_MEASURED_ROWS = (1, 4, 8)
+_WITH_SCRATCH = ("qkv", "output", "down")
+_MEASURED_ROWS = (1, 2, 4, 8)
 """How many rows stand for each of ``ROW_CLASSES``."""
 
 
@@ -59,8 +62,8 @@ class CpuLinear:
         self._tile = buffers.get("weight_tile")
         self._packed = packed or {}
         wide = [layer for layer in linears if self._tile is None and layer.name not in self._packed]
-        # For each class of rows the weights that are cut, by the linear's name.
-        self._cut = _cut_where_it_pays(wide)
+        # For each class of rows the linears whose product is not the usual one.
+        self._cut, self._by_rows = _choose_products(wide)
         self._has_matrix_units = self._tile is not None and has_matrix_units()
         narrow = [layer.weight.dtype == torch.bfloat16 for layer in linears if layer.name not in self._packed]
         self.wants_rows = self._has_matrix_units and not self._packed and all(narrow)
@@ -93,14 +96,8 @@ class CpuLinear:
                 unit_product(views, layer.weight, self._tile)
             else:
                 self._widened_product(views, layer.weight, self._tile)
-        elif views.x_batched is not None and (cut := self._cut[views.row_class].get(layer.name)) is not None:
-            torch.bmm(cut, views.x_batched, out=views.out_batched)
-        elif views.x.shape[0] == 1:
-            torch.mv(layer.weight, views.x[0], out=out[0])
-        elif views.is_feature_major:
-            torch.mm(layer.weight, views.x_transposed, out=views.out_transposed)
         else:
-            torch.mm(views.x, layer.weight.t(), out=out)
+            self._wide_product(views, layer)
         if layer.bias is not None:
             out.add_(layer.bias)
         return out
@@ -134,6 +131,19 @@ class CpuLinear:
                 rows.copy_(head.weight.index_select(0, best))
                 row.index_copy_(0, best, torch.mv(rows, x))
         return logits
+
+    def _wide_product(self, views: LinearViews, layer: Linear[torch.Tensor]) -> None:
+        """In the way that was chosen for so many rows."""
+        if views.x_batched is not None and (cut := self._cut[views.row_class].get(layer.name)) is not None:
+            torch.bmm(cut, views.x_batched, out=views.out_batched)
+        elif views.out_by_rows is not None and layer.name in self._by_rows[views.row_class]:
+            views.out.copy_(torch.mm(views.x, layer.weight.t(), out=views.out_by_rows))
+        elif views.x.shape[0] == 1:
+            torch.mv(layer.weight, views.x[0], out=views.out[0])
+        elif views.is_feature_major:
+            torch.mm(layer.weight, views.x_transposed, out=views.out_transposed)
+        else:
+            torch.mm(views.x, layer.weight.t(), out=views.out)
 
     @staticmethod
     def _widened_product(views: LinearViews, weight: torch.Tensor, tile: torch.Tensor) -> None:
@@ -207,54 +217,77 @@ def has_matrix_units() -> bool:
         return False
 
 
-def _cut_where_it_pays(linears: Sequence[Linear[torch.Tensor]]) -> tuple[dict[str, torch.Tensor], ...]:
-    """For each class of rows the weights, cut ``[batches, out / batches, in]``, whose product is faster so.
+def _choose_products(
+    linears: Sequence[Linear[torch.Tensor]],
+) -> tuple[tuple[dict[str, torch.Tensor], ...], tuple[set[str], ...]]:
+    """Which linears have another product than the usual one, by their names, for each class of rows.
 
-    Weights of one shape are cut alike: a few of them are measured in turn, so that they come from memory as in a step.
+    Weights of one shape are multiplied alike. One after the other is measured, so that they come from memory as in a step:
+    out of a cache another way is the fastest.
+
+    Returns:
+        The weights that are cut, ``[batches, out / batches, in]``; those whose results come row by row.
     """
     by_shape: dict[tuple[int, int], list[Linear[torch.Tensor]]] = {}
     for layer in linears:
         by_shape.setdefault((layer.weight.shape[0], layer.weight.shape[1]), []).append(layer)
     cut: tuple[dict[str, torch.Tensor], ...] = tuple({} for _ in ROW_CLASSES)
+    by_rows: tuple[set[str], ...] = tuple(set() for _ in ROW_CLASSES)
     for (outputs, inputs), alike in by_shape.items():
         batches = product_batches(outputs, torch.get_num_threads())
-        if batches == 1:
-            continue
+        has_scratch = all(layer.part in _WITH_SCRATCH for layer in alike)
+        weights = cycle([layer.weight for layer in alike])
         for few, rows in enumerate(_MEASURED_ROWS):
-            if cutting_pays([layer.weight for layer in alike[:_TURNS]], batches, rows):
-                for layer in alike:
-                    cut[few][layer.name] = layer.weight.view(batches, outputs // batches, inputs)
-    return cut
+            way = fastest_product(weights, batches, rows, has_scratch=has_scratch)
+            if way == "cut":
+                cut[few].update(
+                    {layer.name: layer.weight.view(batches, outputs // batches, inputs) for layer in alike}
+                )
+            elif way == "by rows":
+                by_rows[few].update(layer.name for layer in alike)
+    return cut, by_rows
 
 
-def cutting_pays(weights: Sequence[torch.Tensor], batches: int, rows: int) -> bool:
-    """Whether a batch of smaller products is faster here than one.
+def fastest_product(weights: Iterator[torch.Tensor], batches: int, rows: int, *, has_scratch: bool) -> str:
+    """What is fastest here: ``usual``, ``cut`` (a batch of smaller products) or ``by rows`` (and turned over then).
 
     Args:
-        weights: Of one shape, ``[out, in]``.
+        weights: Of one shape, ``[out, in]``, without end.
         batches: How many smaller ones.
         rows: Of the input.
+        has_scratch: There is room for a result that is turned over.
     """
-    outputs, inputs = weights[0].shape
+    first = next(weights)
+    outputs, inputs = first.shape
     size = outputs * inputs
     if size < MEASURED_ELEMENTS or (size >= _LARGE_ELEMENTS and rows == _MEASURED_ROWS[-1]):
-        return rows == 1  # too small to tell, and to matter; or takes too long
-    x = weights[0].new_ones(rows, inputs)
-    out = weights[0].new_empty(outputs, rows)
+        # Too small to tell, and to matter; or takes too long.
+        return "cut" if rows == 1 and batches > 1 else "usual"
+    x = first.new_ones(rows, inputs)
+    out, turned = first.new_empty(outputs, rows), first.new_empty(rows, outputs)
     x_batched = x.t().unsqueeze(0).expand(batches, inputs, rows)
     out_batched = out.view(batches, outputs // batches, rows)
-    together, single = float("inf"), float("inf")
-    for turn in range(
-        _TURNS if size < _LARGE_ELEMENTS else _TURNS_OF_LARGE
-    ):  # by turns: both see the same machine
-        weight = weights[turn % len(weights)]
-        begin = time.perf_counter()
-        torch.bmm(weight.view(batches, outputs // batches, inputs), x_batched, out=out_batched)
-        middle = time.perf_counter()
-        weight = weights[(turn + 1) % len(weights)]
-        if rows == 1:
+
+    def run(way: str, weight: torch.Tensor) -> None:
+        if way == "cut":
+            torch.bmm(weight.view(batches, outputs // batches, inputs), x_batched, out=out_batched)
+        elif way == "by rows":
+            out.t().copy_(torch.mm(x, weight.t(), out=turned))
+        elif rows == 1:
             torch.mv(weight, x[0], out=out.view(-1))
         else:
             torch.mm(weight, x.t(), out=out)
-        together, single = min(together, middle - begin), min(single, time.perf_counter() - middle)
-    return together < single
+
+    ways = ["usual", *(["cut"] if batches > 1 else []), *(["by rows"] if has_scratch and rows > 1 else [])]
+    best = dict.fromkeys(ways, float("inf"))
+    # What others do on this machine does not count where one thread does all the work.
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    for _ in range(
+        _TURNS if size < _LARGE_ELEMENTS else _TURNS_OF_LARGE
+    ):  # by turns: all see the same machine
+        for way in ways:
+            weight = next(weights)
+            begin = clock()
+            run(way, weight)
+            best[way] = min(best[way], clock() - begin)
+    return min(ways, key=best.__getitem__)

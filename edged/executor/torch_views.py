@@ -38,8 +38,8 @@ def output_view(flat: torch.Tensor, rows: int, width: int) -> torch.Tensor:
     return (feature_major_view if rows <= FEATURE_MAJOR_ROWS else input_view)(flat, rows, width)
 
 
-ROW_CLASSES = (1, 4, 16)
-"""Most rows of the classes for which products are measured; one row, those of a few streams, those of many."""
+ROW_CLASSES = (1, 2, 4, 16)
+"""Most rows of the classes for which products are measured: those of one stream, of two, of a few and of many."""
 
 
 def product_batches(outputs: int, threads: int) -> int:
@@ -69,6 +69,7 @@ class LinearViews:
     row_class: int = -1  # of products that may be cut, whose views are here
     x_batched: torch.Tensor | None = None  # [batches, in, rows]
     out_batched: torch.Tensor | None = None  # [batches, out / batches, rows]
+    out_by_rows: torch.Tensor | None = None  # [rows, out], scratch
     x_narrow: torch.Tensor | None = None  # [rows, in], in the weights' half-precision type
     out_narrow: torch.Tensor | None = None  # [rows, out]
     narrow_rows: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()  # their rows, [in] and [out]
@@ -86,6 +87,7 @@ class LinearViews:
         *,
         narrow_in: torch.Tensor | None = None,
         narrow_out: torch.Tensor | None = None,
+        scratch: torch.Tensor | None = None,
     ) -> LinearViews:
         """Derive the forms from the logical views.
 
@@ -94,10 +96,11 @@ class LinearViews:
             out: ``[rows, out]``.
             narrow_in: Flat half-precision scratch for the input; None where weights are not half precision.
             narrow_out: The same for the output.
+            scratch: Flat, of the output's type, and free while the product is made; None: nothing is.
         """
         rows, inputs = x.shape
         outputs = out.shape[1]
-        x_batched = out_batched = x_narrow = out_narrow = None
+        x_batched = out_batched = out_by_rows = x_narrow = out_narrow = None
         narrow_rows: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
         few = row_class(rows) if out.t().is_contiguous() else -1
         if few >= 0:
@@ -105,11 +108,25 @@ class LinearViews:
             # The strides say that x are rows that were transposed, for which MKL has a fast product; a column is slow.
             x_batched = x.t().unsqueeze(0).expand(batches, inputs, rows)
             out_batched = out.t().view(batches, outputs // batches, rows)
+            if scratch is not None and scratch.numel() >= rows * outputs:
+                out_by_rows = scratch[: rows * outputs].view(rows, outputs)
         if narrow_in is not None and narrow_out is not None and rows <= NARROW_TOKENS:
             x_narrow = narrow_in[: rows * inputs].view(rows, inputs)
             out_narrow = narrow_out[: rows * outputs].view(rows, outputs)
             narrow_rows = tuple(zip(x_narrow, out_narrow, strict=True))
-        return cls(x, out, x.t(), out.t(), few, x_batched, out_batched, x_narrow, out_narrow, narrow_rows)
+        return cls(
+            x,
+            out,
+            x.t(),
+            out.t(),
+            few,
+            x_batched,
+            out_batched,
+            out_by_rows,
+            x_narrow,
+            out_narrow,
+            narrow_rows,
+        )
 
 
 class StepViews:
@@ -158,7 +175,14 @@ class StepViews:
         self.norm_scale = buffers["norm_scale"][:rows].view(rows, 1)
         narrow_in, narrow_out = buffers.get("narrow_in"), buffers.get("narrow_out")
         self.linears = {
-            part: LinearViews.of(x, out, narrow_in=narrow_in, narrow_out=narrow_out)
+            part: LinearViews.of(
+                x,
+                out,
+                narrow_in=narrow_in,
+                narrow_out=narrow_out,
+                # Between down and gate_up nobody reads this one.
+                scratch=None if part == "gate_up" else buffers["gate_up"],
+            )
             for part, x, out in (
                 ("qkv", self.normed, self.qkv),
                 ("output", self.attended, self.branch),

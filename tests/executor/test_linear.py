@@ -46,7 +46,8 @@ def build(weight, bias, rows, *, tile=None, view_in=input_view, view_out=output_
     x = view_in(torch.empty(rows * inputs, dtype=compute), rows, inputs)
     x.copy_(torch.randn(rows, inputs, generator=torch.Generator().manual_seed(rows)))
     out = view_out(torch.full((rows * outputs,), float("nan"), dtype=compute), rows, outputs)
-    return linear, layer, LinearViews.of(x, out, **narrow)
+    scratch = torch.full((rows * outputs,), float("nan"), dtype=compute)
+    return linear, layer, LinearViews.of(x, out, **narrow, scratch=scratch)
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -87,13 +88,17 @@ def test_matrix_units_multiply_what_others_widen(rows, layouts, monkeypatch):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 9, 16, 17])
-@pytest.mark.parametrize("it_pays", [True, False])
-def test_few_rows_are_the_same_however_the_product_is_cut(it_pays, rows, monkeypatch, threads):
-    monkeypatch.setattr(torch_linear, "cutting_pays", lambda *_: it_pays)
+@pytest.mark.parametrize("way", ["usual", "cut", "by rows"])
+def test_few_rows_are_the_same_however_they_are_multiplied(way, rows, monkeypatch, threads):
+    monkeypatch.setattr(torch_linear, "fastest_product", lambda *_, **__: way)
     weight = torch.randn(96, 40, generator=torch.Generator().manual_seed(1))
     linear, layer, views = build(weight, None, rows, view_out=output_view)
-    cut = product_batches(96, threads) > 1 and it_pays and rows <= ROW_CLASSES[-1]
-    assert cut == (views.row_class >= 0 and layer.name in linear._cut[views.row_class])
+    if rows <= ROW_CLASSES[-1]:
+        assert (layer.name in linear._cut[views.row_class]) == (way == "cut")
+        assert (layer.name in linear._by_rows[views.row_class]) == (way == "by rows")
+        assert views.out_by_rows is not None
+    else:
+        assert (views.row_class, views.out_by_rows) == (-1, None)
     torch.testing.assert_close(linear(views, layer), views.x @ weight.t())
 
 
@@ -114,11 +119,14 @@ def test_what_is_faster_is_measured(slow, monkeypatch, threads):
 
     for name in ("bmm", "mm", "mv"):
         monkeypatch.setattr(torch, name, ticking(name))
-    monkeypatch.setattr(torch_linear.time, "perf_counter", lambda: now)
+    for clock in ("perf_counter", "thread_time"):
+        monkeypatch.setattr(torch_linear.time, clock, lambda: now)
     linears = [Linear(f"layers.{index}.qkv", "qkv", torch.randn(512, 512), None) for index in range(3)]
     pays = "bmm" not in slow and torch.backends.mkl.is_available()
-    for cut in CpuLinear(linears, {})._cut:
+    linear = CpuLinear(linears, {})
+    for cut in linear._cut:
         assert set(cut) == ({layer.name for layer in linears} if pays else set())
+    assert not any(linear._by_rows), "it turns the result over besides"
 
 
 @pytest.mark.parametrize("rows", [1, 2])
