@@ -234,11 +234,13 @@ def _choose_products(
     cut: tuple[dict[str, torch.Tensor], ...] = tuple({} for _ in ROW_CLASSES)
     by_rows: tuple[set[str], ...] = tuple(set() for _ in ROW_CLASSES)
     for (outputs, inputs), alike in by_shape.items():
-        batches = product_batches(outputs, torch.get_num_threads())
+        way = "usual"
         has_scratch = all(layer.part in _WITH_SCRATCH for layer in alike)
         weights = cycle([layer.weight for layer in alike])
         for few, rows in enumerate(_MEASURED_ROWS):
-            way = fastest_product(weights, batches, rows, has_scratch=has_scratch)
+            batches = product_batches(outputs, torch.get_num_threads(), rows)
+            if outputs * inputs < _LARGE_ELEMENTS or rows < _MEASURED_ROWS[-1]:  # else as with fewer rows
+                way = fastest_product(weights, batches, rows, has_scratch=has_scratch)
             if way == "cut":
                 cut[few].update(
                     {layer.name: layer.weight.view(batches, outputs // batches, inputs) for layer in alike}
@@ -260,8 +262,7 @@ def fastest_product(weights: Iterator[torch.Tensor], batches: int, rows: int, *,
     first = next(weights)
     outputs, inputs = first.shape
     size = outputs * inputs
-    if size < MEASURED_ELEMENTS or (size >= _LARGE_ELEMENTS and rows == _MEASURED_ROWS[-1]):
-        # Too small to tell, and to matter; or takes too long.
+    if size < MEASURED_ELEMENTS:  # too small to tell, and to matter
         return "cut" if rows == 1 and batches > 1 else "usual"
     x = first.new_ones(rows, inputs)
     out, turned = first.new_empty(outputs, rows), first.new_empty(rows, outputs)

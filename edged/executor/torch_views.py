@@ -42,15 +42,22 @@ ROW_CLASSES = (1, 2, 4, 16)
 """Most rows of the classes for which products are measured: those of one stream, of two, of a few and of many."""
 
 
-def product_batches(outputs: int, threads: int) -> int:
-    """How many smaller ones a product of few rows is cut into, so that every thread has work; 1: it is not.
+_PIECE = 16
+"""Most outputs of a piece into which a product of some rows is cut."""
+_LEAST_PIECE = 4
+
+
+def product_batches(outputs: int, threads: int, rows: int) -> int:
+    """How many smaller ones a product of few rows is cut into; 1: it is not.
 
     MKL runs one matrix-vector product on one thread, and a batch of them on all; on one thread, too, a batch can be
-    twice as fast. Other libraries do not.
+    twice as fast. For some rows it has fast products of a few outputs, on some CPUs. Other libraries do not.
     """
     if not torch.backends.mkl.is_available():
         return 1
-    return next((count for count in range(2 * max(threads, 2), 1, -1) if outputs % count == 0), 1)
+    if rows == 1:
+        return next((count for count in range(2 * max(threads, 2), 1, -1) if outputs % count == 0), 1)
+    return next((outputs // size for size in range(_PIECE, _LEAST_PIECE - 1, -1) if outputs % size == 0), 1)
 
 
 def row_class(rows: int) -> int:
@@ -104,7 +111,7 @@ class LinearViews:
         narrow_rows: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
         few = row_class(rows) if out.t().is_contiguous() else -1
         if few >= 0:
-            batches = product_batches(outputs, torch.get_num_threads())
+            batches = product_batches(outputs, torch.get_num_threads(), rows)
             # The strides say that x are rows that were transposed, for which MKL has a fast product; a column is slow.
             x_batched = x.t().unsqueeze(0).expand(batches, inputs, rows)
             out_batched = out.t().view(batches, outputs // batches, rows)

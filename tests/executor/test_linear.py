@@ -143,9 +143,18 @@ def test_the_best_logits_of_a_narrow_head_are_those_of_fp32(rows):
 
 
 def test_batches_divide_the_outputs_and_give_every_thread_one():
+    has_mkl = torch.backends.mkl.is_available()
     for outputs, threads in ((960, 1), (960, 2), (49152, 12), (576, 8), (73448, 3)):
-        count = product_batches(outputs, threads)
+        count = product_batches(outputs, threads, 1)
         assert outputs % count == 0
-        if torch.backends.mkl.is_available():
+        if has_mkl:
             assert max(threads, 2) <= count <= 2 * max(threads, 2)
-    assert product_batches(37, 4) == 1
+    assert product_batches(37, 4, 1) == 1
+
+
+def test_pieces_for_some_rows_are_small_and_divide_the_outputs():
+    pieces = {outputs: outputs // product_batches(outputs, 2, 4) for outputs in (960, 49152, 73448, 60, 37)}
+    if torch.backends.mkl.is_available():
+        assert pieces == {960: 16, 49152: 16, 73448: 8, 60: 15, 37: 37}
+    else:
+        assert all(outputs == piece for outputs, piece in pieces.items())
