@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from plugins_trt.contract import DeviceArray, LaunchError, check_array
 from plugins_trt.sample.rows import LOGPROB_WORDS, ROW_WORDS, mask_words
 
-WORKSPACE = 91160
+WORKSPACE = 54296
 """Bytes of scratch memory of a row."""
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from plugins_trt.sample.contract import Sample
 
 _THREADS = 256
-_SHARED = 25 * 1024
+_SHARED = 13 * 1024
 _RESIDENT = {9: 3}
 """Thread blocks that a multiprocessor holds at once, by the major compute capability: 2 where it does not say."""
 _MOST_BLOCKS = 32

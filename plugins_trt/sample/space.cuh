@@ -40,15 +40,15 @@ struct Logprobs {
 static_assert(sizeof(Logprobs) == 528, "rows.py says so");
 
 constexpr int kMostBlocks = 32;  // of a row
-constexpr int kBinBits = 11;
+constexpr int kBinBits = 10;
 constexpr int kBins = 1 << kBinBits;
 constexpr int kOwnBins = kBins / kThreads;
 constexpr u32 kListed = 512;
 constexpr int kLimb = 18;
 constexpr int kMostCounted = (1 << (32 - kLimb)) - 256;  // so that sums of limbs fit 32 bits
 constexpr float kUnit = 68719476736.0f;  // 2^36
-constexpr float kBinsPerUnit = 82.0f;    // so that the last bin's tokens weigh nothing: less than one unit
-constexpr int kCounted = 512;            // bins where many tokens may be: in others they are counted if top_k asks
+constexpr float kBinsPerUnit = 41.0f;    // so that the last bin's tokens weigh nothing: less than one unit
+constexpr int kCounted = 256;            // bins where many tokens may be: in others they are counted if top_k asks
 constexpr float kSmallest = 1.17549435e-38f;
 
 struct Histogram {
@@ -67,7 +67,7 @@ struct Space {
     u64 weights[2][kListed];
     Histogram histograms[3];  // of the first level, and two for the others
 };
-static_assert(sizeof(Space) == 91160, "contract.py says so");
+static_assert(sizeof(Space) == 54296, "contract.py says so");
 
 struct Sample {
     float* logits;              // [rows, vocabulary]; those of rows with options change
@@ -122,7 +122,7 @@ struct Shared {
     Interval place;
     RowOptions options;
 };
-static_assert(sizeof(Shared) <= 25 * 1024, "launch.py asks for so much");
+static_assert(sizeof(Shared) <= 13 * 1024, "launch.py asks for so much");
 
 __device__ __forceinline__ u64 warp_sum_wide(u64 x) {
 #pragma unroll

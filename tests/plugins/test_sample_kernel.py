@@ -180,7 +180,7 @@ def test_bad_arguments_are_refused_by_name():
     assert refused(top_ps=array(torch.zeros(2))).startswith("top_ps: dtype")
     assert refused(ids=array(torch.zeros(3, dtype=torch.int32))).startswith("ids: shape")
     assert refused(workspace=array(torch.zeros(WORKSPACE, dtype=torch.uint8))).startswith(
-        "workspace: 91160 bytes, 2 rows"
+        f"workspace: {WORKSPACE} bytes, 2 rows"
     )
     words = {"rows": (2, ROW_WORDS), "entries": (5, 2), "masks": (1, 1), "logprobs": (2, LOGPROB_WORDS)}
     options = {name: array(torch.zeros(shape, dtype=torch.int32)) for name, shape in words.items()}

@@ -13,7 +13,7 @@ from plugins_trt.sample.reference import draw_with_terms
 from plugins_trt.sample.rows import LOGPROB_WORDS, ROW_WORDS, RowWriter, Terms, mask_words
 
 ENTRIES = 2000
-HISTOGRAM = 2048 * 12
+HISTOGRAM = 1024 * 12
 
 
 @pytest.fixture(scope="module")
