@@ -183,7 +183,12 @@ class Step:
             )
             for layer in range(self.layers)
         ]
-        self.selector = DecodeSelector(kernels.operator("decode_selection"), dtype="bfloat16", head_dim=DIM)
+        self.selector = DecodeSelector(
+            kernels.operator("decode_selection"),
+            dtype="bfloat16",
+            head_dim=DIM,
+            multiprocessors=kernels.multiprocessors,
+        )
         self.attender = DecodeAttender(
             kernels.operator("decode_attention"),
             multiprocessors=kernels.multiprocessors,

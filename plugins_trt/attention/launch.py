@@ -42,7 +42,12 @@ class Attender:
         """
         self.multiprocessors = kernels.multiprocessors
         self._append = Appender(kernels.operator("append"), dtype=dtype, head_dim=head_dim, kv_dtype=kv_dtype)
-        self._select = DecodeSelector(kernels.operator("decode_selection"), dtype=dtype, head_dim=head_dim)
+        self._select = DecodeSelector(
+            kernels.operator("decode_selection"),
+            dtype=dtype,
+            head_dim=head_dim,
+            multiprocessors=kernels.multiprocessors,
+        )
         self._attend = DecodeAttender(
             kernels.operator("decode_attention"),
             multiprocessors=kernels.multiprocessors,

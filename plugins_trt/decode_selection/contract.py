@@ -16,8 +16,7 @@ from plugins_trt.contract import (
 )
 
 WARPS = 16  # of a thread block
-TOKENS, MANY_TOKENS = 8, 16  # that a thread block takes, of few and of many
-MANY = 32  # tokens from which on there are many
+TILES = (2, 4, 8, 16)  # tokens that a thread block takes
 MAX_PAGES = 8192
 """Pages of a table that is compared: 524 288 tokens."""
 
@@ -64,6 +63,17 @@ class SelectionPlan:
             first_bytes=round_up(tokens * kv_heads * score_parts * 4, 256),
             nodes_bytes=round_up(tokens * kv_heads * _NODE_KEYS * 8, 256),
         )
+
+
+def tile_of(*, tokens: int, parts: int, kv_heads: int, multiprocessors: int) -> int:
+    """Tokens that a thread block takes: as few as let all blocks run at once, or the most there are.
+
+    A block keeps a multiprocessor for itself, and takes its tokens one after the other.
+    """
+    for tile in TILES:
+        if parts * kv_heads * ceil_div(tokens, tile) <= multiprocessors:
+            return tile
+    return TILES[-1] if tokens > TILES[-2] else TILES[-2]
 
 
 def workspace_bytes(*, tokens: int, kv_heads: int, max_pages: int, lse: str = "approximate") -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from plugins_trt.arena import Arena
 from plugins_trt.contract import KERNEL_DTYPES, Batch, ceil_div, softmax_scale
-from plugins_trt.decode_selection.contract import MANY, MANY_TOKENS, TOKENS, WARPS
+from plugins_trt.decode_selection.contract import WARPS, tile_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,8 +23,16 @@ _LOG2E = 1.4426950408889634
 class DecodeSelector:
     """The kernels of one dtype and head_dim."""
 
-    def __init__(self, function: Callable[[str, int], Any], *, dtype: str, head_dim: int) -> None:
-        """Finds the kernels with `function` (see `registry.Kernels.operator`)."""
+    def __init__(
+        self,
+        function: Callable[[str, int], Any],
+        *,
+        dtype: str,
+        head_dim: int,
+        multiprocessors: int,
+    ) -> None:
+        """Finds the kernels with `function` (see `registry.Kernels.operator`), for a device of so many multiprocessors."""
+        self._multiprocessors = multiprocessors
         layout = f"{KERNEL_DTYPES[dtype]}_d{head_dim}"
         self._lse = function(f"lse_{layout}", 0).prepare(_LSE_FORMAT, overlaps=True)
         self._scores = function(f"scores_{layout}", 0).prepare(_LSE_FORMAT, overlaps=True)
@@ -36,21 +44,26 @@ class DecodeSelector:
         """Enqueues one selection."""
         plan, batch = args.plan, args.batch
         kv_heads, block = args.arena.kv_heads, (_THREADS, 1, 1)
-        select = _pack_select(args, plan)
+        select = _pack_select(args, plan, 0)
         packed = (*batch.pack(), *args.arena.pack(args.layer), *select)
         if batch.tokens == 1 and batch.tree_masks is None:
             for kernel, parts in ((self._lse_one, plan.lse_parts), (self._scores_one, plan.score_parts)):
                 kernel.prepared_async_call((parts, kv_heads, batch.sequences), block, stream, *packed)
             return
-        tiles = ceil_div(batch.tokens, _tile(batch))
-        grid = (plan.lse_parts * tiles, kv_heads, batch.sequences)
-        self._lse.prepared_async_call(grid, block, stream, *packed)
-        grid = (plan.score_parts * tiles, kv_heads, batch.sequences)
-        self._scores.prepared_async_call(grid, block, stream, *packed)
+        for kernel, parts in ((self._lse, plan.lse_parts), (self._scores, plan.score_parts)):
+            tile = tile_of(
+                tokens=batch.tokens,
+                parts=parts * batch.sequences,
+                kv_heads=kv_heads,
+                multiprocessors=self._multiprocessors,
+            )
+            grid = (parts * ceil_div(batch.tokens, tile), kv_heads, batch.sequences)
+            arguments = (*batch.pack(), *args.arena.pack(args.layer), *_pack_select(args, plan, tile))
+            kernel.prepared_async_call(grid, block, stream, *arguments)
         self._choose.prepared_async_call((batch.tokens, kv_heads, 1), block, stream, *batch.pack(), *select)
 
 
-def _pack_select(args: DecodeSelection, plan: SelectionPlan) -> tuple[float, ...]:
+def _pack_select(args: DecodeSelection, plan: SelectionPlan, tile: int) -> tuple[float, ...]:
     """The kernels' `Select` struct, in the order of `_SELECT`."""
     return (
         args.q.pointer,
@@ -73,11 +86,6 @@ def _pack_select(args: DecodeSelection, plan: SelectionPlan) -> tuple[float, ...
         args.rule.dense_below,
         1 if args.rule.lse == "exact" else 0,
         plan.score_stride,
-        _tile(args.batch),
+        tile,
         0,
     )
-
-
-def _tile(batch: Batch) -> int:
-    """Tokens of a sequence that a thread block takes: more where there would be more blocks than run at once."""
-    return MANY_TOKENS if batch.tokens >= MANY else TOKENS

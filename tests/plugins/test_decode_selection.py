@@ -5,7 +5,7 @@ import torch
 from decode_cases import array, fill, gpu, make_case, random_parents
 
 from plugins_trt.contract import LaunchError, SelectionRule
-from plugins_trt.decode_selection.contract import DecodeSelection, workspace_bytes
+from plugins_trt.decode_selection.contract import TILES, DecodeSelection, tile_of, workspace_bytes
 from plugins_trt.decode_selection.launch import DecodeSelector
 from plugins_trt.decode_selection.reference import block_scores, choose
 
@@ -42,6 +42,7 @@ def run(case, rule, poison=float("nan")):
         rig.kernels.operator("decode_selection"),
         dtype=str(case.dtype).removeprefix("torch."),
         head_dim=case.dim,
+        multiprocessors=rig.kernels.multiprocessors,
     )
     args, (blocks, counts, arrived) = arguments(case, rule, poison)
     for _ in range(2):  # the second launch finds what the first left behind
@@ -245,3 +246,16 @@ def test_arguments_are_refused_by_name():
         SelectionRule(window=100)
     with pytest.raises(LaunchError, match=r"^lse: 'fast'"):
         SelectionRule(lse="fast")
+
+
+@pytest.mark.parametrize("tokens", [2, 4, 8, 16, 32, 64])
+@pytest.mark.parametrize("parts", [1, 9, 33, 128])
+@pytest.mark.parametrize("multiprocessors", [8, 16, 132, 188])
+def test_tiles_are_as_small_as_lets_all_blocks_run_at_once(tokens, parts, multiprocessors):
+    def blocks(tile):
+        return parts * 2 * -(-tokens // tile)
+
+    tile = tile_of(tokens=tokens, parts=parts, kv_heads=2, multiprocessors=multiprocessors)
+    assert tile in TILES
+    assert tile == TILES[0] or blocks(tile // 2) > multiprocessors
+    assert blocks(tile) <= multiprocessors or tile >= min(tokens, TILES[-1])
