@@ -60,7 +60,7 @@ def read(files: WeightFiles, module: str) -> PackedModule:
 
 
 def _tiles(files: WeightFiles, name: str) -> Iterator[PackedTile]:
-    for start, slab in read_slabs(files, name, 8):  # [some inputs, N/8]
+    for start, slab in read_slabs(files, name, 32):  # [some inputs, N/8]; 32 inputs come together
         rows, eights = len(slab) // 8, slab.shape[1]
         # Eight inputs of eight outputs: from a word an input to a word an output.
         turned = turn_numbers(np.array(slab.reshape(rows, 8, eights).transpose(1, 0, 2), order="C"))

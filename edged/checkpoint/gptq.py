@@ -86,8 +86,8 @@ def _order(files: WeightFiles, name: str, shape: Shape, *, act_order: bool) -> I
 
 
 def _consecutive(files: WeightFiles, name: str) -> Iterator[PackedTile]:
-    """Words are those of the form, input by output."""
-    for word, slab in read_slabs(files, name):
+    """Words are those of the form, input by output; 32 inputs come together."""
+    for word, slab in read_slabs(files, name, 4):
         yield PackedTile(0, word, np.array(slab.T, order="C"))
 
 

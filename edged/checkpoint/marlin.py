@@ -98,7 +98,7 @@ def _tiles(files: WeightFiles, name: str, shape: Shape) -> Iterator[PackedTile]:
     form is a number of each.
     """
     runs = shape.outputs // (4 * TILE)
-    for row, slab in read_slabs(files, name):  # [some 16 inputs, 2 N]
+    for row, slab in read_slabs(files, name, 2):  # [some 16 inputs, 2 N]; 32 inputs come together
         # [16 inputs, 64 outputs, output in eight, r, tile] words of [half of a tile's outputs, half of its inputs] octets
         held = interleave(slab).reshape(len(slab), runs, 8, 4, 4)
         # From a word an r to a word a pair of halves, of four r: the outputs of eight, then tiles, then 16 inputs.

@@ -89,7 +89,8 @@ class PackedLoader:
                 words = ternary_words(self._bring(tile))
                 columns = _ternary_columns(weight.tiles.shape[1], words.device)
             else:
-                words = even_below_odd(self._bring(tile))
+                assert word % 4 == tile.shape[1] % 4 == 0, "a lane's pairs come together"  # noqa: S101
+                words = lane_words(self._bring(tile))
                 columns = _columns(word, tile.shape[1], words.device)
             _scatter(weight.tiles, places, columns, words)
 
@@ -155,45 +156,45 @@ class _Rows:
         return tiles * tile + rows % 8 * lane + upper * half
 
 
-def even_below_odd(words: torch.Tensor) -> torch.Tensor:
-    """The numbers 0 2 4 6 1 3 5 7 of each word of eight in order, from the lowest bits on, int32."""
-    return _halves(words).bitwise_or_(_halves(words >> 4) << 16)
+def lane_words(words: torch.Tensor) -> torch.Tensor:
+    """Rows of words of eight numbers in order, int32 ``[n, m]``, as tiles have them: of four words, four with a lane's pairs.
 
-
-def _halves(words: torch.Tensor) -> torch.Tensor:
-    """The numbers 0 2 4 6 of each word, in its lower half."""
-    octets = words & 0x0F0F0F0F
-    octets |= octets >> 4
-    octets &= 0x00FF00FF
-    octets |= octets >> 8
-    return octets.bitwise_and_(0x0000FFFF)
+    Lane t has numbers 2 t and 2 t + 1 of each of the four words, the even ones in its lower half.
+    """
+    four = words.view(len(words), -1, 4)
+    turned = torch.zeros_like(four)
+    for lane in range(4):
+        for pair in range(4):
+            numbers = four[..., pair] >> (8 * lane)
+            turned[..., lane] |= ((numbers & 15) << (4 * pair)) | (((numbers >> 4) & 15) << (4 * pair + 16))
+    return turned.view_as(words)
 
 
 def ternary_words(words: torch.Tensor) -> torch.Tensor:
     """Rows of words of sixteen codes in order, int32 ``[n, K / 16]``, as tiles have them: ``[n, 8 blocks]``.
 
-    Of a block of 128 inputs, the words of ``64 q + 8 t ..`` (eight codes in their higher halves' upper octets) and
-    ``64 q + 32 + 8 t ..``, by q and t.
+    Of a block of 128 inputs, by halves q and lanes t: codes 2 t and 2 t + 1 of each eight, the first eight's highest.
     """
     blocks = blocks_of(words.shape[1] * TERNARY_WORD_WEIGHTS)
     # A code's bits are turned from 0, 1, 2 for -1, 0, +1 into 3, 0, 1: sign, and whether it is not 0.
     low, high = words & 0x55555555, (words >> 1) & 0x55555555
     turned = (low ^ 0x55555555) | (((low | high) ^ 0x55555555) << 1)
-    eights = torch.zeros((len(words), blocks, 2, 2, 4), dtype=torch.int32, device=words.device)
-    flat = eights.view(len(words), -1)[:, : 2 * words.shape[1]]
-    for number in range(8):
-        place = 14 - 2 * (number // 2) + 16 * (number % 2)
-        for half in range(2):
-            flat[:, half::2] |= ((turned >> (16 * half + 2 * number)) & 3) << place
-    first, second = eights[:, :, :, 0], eights[:, :, :, 1]  # [n, blocks, q, t]
-    return (first | ((second >> 8) & 0x00FFFFFF)).view(len(words), -1)
+    whole = torch.zeros((len(words), 8 * blocks), dtype=torch.int32, device=words.device)
+    whole[:, : words.shape[1]] = turned
+    four = whole.view(len(words), -1, 4)  # [n, 2 blocks, 4]: eight eights each
+    result = torch.zeros_like(four)
+    for lane in range(4):
+        for eight in range(8):
+            two = four[..., eight // 2] >> (16 * (eight % 2) + 4 * lane)
+            result[..., lane] |= ((two & 3) << (14 - 2 * eight)) | (((two >> 2) & 3) << (30 - 2 * eight))
+    return result.view(len(words), -1)
 
 
 def _columns(word: int, count: int, device: torch.device) -> torch.Tensor:
-    """Where the words of eight inputs lie in an output's part of a tile, from ``word`` on: int64 ``[count]``."""
+    """Where the words of a lane lie in an output's part of a tile, from ``word`` on: int64 ``[count]``."""
     words = torch.arange(word, word + count, device=device)
     step = STEP // WORD_WEIGHTS
-    return words // step * _TILE_WORDS + words % step // 2 * _LANE_WORDS + words % 2
+    return words // step * _TILE_WORDS + words % 4 * _LANE_WORDS + words % step // 4
 
 
 def _ternary_columns(blocks: int, device: torch.device) -> torch.Tensor:

@@ -15,11 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from edged.checkpoint import packed
 from edged.checkpoint.safetensors_files import WeightFiles
+from edged.checkpoint.ternary import pack_ternary_words
 from edged.config import ModelConfig
 from edged.errors import UnsupportedError
 from edged.executor import cuda_packed
 from edged.executor.cuda_executor import CudaExecutor
-from edged.executor.cuda_packed import even_below_odd
+from edged.executor.cuda_packed import lane_words, ternary_words
 from edged.memory.buffers import step_buffers, weight_buffers
 from edged.memory.cuda_buffers import WIDE_TILE, wide_rows
 from edged.models.architecture import Architecture
@@ -243,10 +244,17 @@ def test_the_tiles_are_those_of_the_layout(models, executors, name):
         assert np.array_equal(executor.buffers[f"{spec.name}.groups"].cpu().numpy().view(np.uint32), groups)
 
 
-def test_numbers_of_a_word_are_turned_over():
-    words = torch.from_numpy(np.random.default_rng(0).integers(0, 1 << 32, 500, np.uint32).view(np.int32))
-    expected = layout._even_below_odd(words.numpy().view(np.uint32))
-    assert np.array_equal(even_below_odd(words.clone()).numpy().view(np.uint32), expected)
+def test_words_are_turned_over_as_the_layouts_say():
+    rng = np.random.default_rng(0)
+    words = rng.integers(0, 1 << 32, (16, 24), np.uint32)  # of eight numbers
+    expected = layout.pack_tiles(words)[0].reshape(3, 8, 4, 2, 2)  # step, g, t, half, word
+    found = lane_words(torch.from_numpy(words.view(np.int32))).numpy().view(np.uint32)
+    assert np.array_equal(found.reshape(2, 8, 3, 2, 4).transpose(2, 1, 4, 0, 3), expected)
+    codes = rng.integers(0, 3, (16, 160), dtype=np.uint8)  # a block, and a part of one
+    packed = pack_ternary_words(codes)
+    expected = ternary_layout.pack_tiles(packed)[0].reshape(2, 8, 4, 2, 2)
+    found = ternary_words(torch.from_numpy(packed.view(np.int32))).numpy().view(np.uint32)
+    assert np.array_equal(found.reshape(2, 8, 2, 2, 4).transpose(2, 1, 4, 0, 3), expected)
 
 
 def error(ours, expected):
