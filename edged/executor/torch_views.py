@@ -61,8 +61,8 @@ def product_batches(outputs: int, threads: int, rows: int) -> int:
 
 
 def row_class(rows: int) -> int:
-    """Which of :data:`ROW_CLASSES` so many rows belong to; -1: they are more."""
-    return next((index for index, most in enumerate(ROW_CLASSES) if rows <= most), -1)
+    """Which of :data:`ROW_CLASSES` so many rows belong to; -1: they are more, or none."""
+    return next((index for index, most in enumerate(ROW_CLASSES) if 0 < rows <= most), -1)
 
 
 @dataclass(frozen=True)
