@@ -75,9 +75,16 @@ class Format(Protocol):
 
 
 class W4A16:
-    """Weights of 4 bits, a scale and a zero point for 128 inputs."""
+    """Weights of 4 bits, a scale and a zero point for 128 inputs; the zero points are 8, whether the kernels know it or not.
+
+    Args:
+        symmetric: Whether they do.
+    """
 
     name = "w4a16"
+
+    def __init__(self, *, symmetric: bool = True) -> None:
+        self._symmetric = symmetric
 
     def random(self, outputs: int, inputs: int) -> Weights:
         """Weights that make what goes through them small."""
@@ -113,7 +120,7 @@ class W4A16:
         """What the multiplier takes."""
         from plugins_trt.w4a16_linear.contract import W4A16Linear
 
-        return W4A16Linear(tiles=tiles, groups=scales, **arguments)
+        return W4A16Linear(tiles=tiles, groups=scales, symmetric=self._symmetric, **arguments)
 
     def widener(self, kernels: Kernels) -> Widener:
         """Writes some of the weights as bfloat16."""

@@ -95,6 +95,10 @@ def measure_4_bits(
         figures[f"w4a16_n{rows}_ms"] = ms
         figures[f"w4a16_n{rows}_bandwidth"] = moved / (ms * 1e-3) / copy
         figures.update(_of_kinds("w4a16", step, weights, timer, copy))
+    step = Step(W4A16(symmetric=False), kernels, stream, weights, 64)
+    ms = timer(partial(step.run, head))
+    figures["w4a16_asymmetric_n64_ms"] = ms
+    figures["w4a16_asymmetric_n64_bandwidth"] = moved / (ms * 1e-3) / copy
     chunk = Chunk(packed, kernels, stream, weights, CHUNK)
     rate = flop(CHUNK) / (timer(chunk.run) * 1e-3)
     figures["w4a16_linears_2048_rate"] = rate / ceilings["bf16_flop_per_s"]

@@ -11,6 +11,7 @@ and at 166 widened, ternary at 172 and 191; 256 rows at 192 and 298.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,7 +25,7 @@ from plugins_trt.w4a16_linear.contract import W4A16Linear
 from plugins_trt.w4a16_widen.contract import W4A16Widen
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from edged.executor.cuda_device import StepKernels
     from edged.executor.cuda_packed import PackedTensors
@@ -108,7 +109,9 @@ class CudaLinear:
         *,
         gated: bool = False,
     ) -> None:
-        product = TernaryLinear if packed.form.ternary else W4A16Linear
+        product: Callable[..., TernaryLinear | W4A16Linear] = TernaryLinear
+        if not packed.form.ternary:
+            product = partial(W4A16Linear, symmetric=bool(packed.symmetric))
         tiles, groups = _of(packed.tiles), _of(packed.groups)
         bias = None if layer.bias is None else _of(layer.bias)
         workspace = None if self._workspace is None else _of(self._workspace)

@@ -31,15 +31,22 @@ _STAGED = 1 << 20
 _WIDENED = 1 << 17
 """Words that are widened at a time."""
 _TILE_WORDS, _LANE_WORDS = 128, 4
+_SYMMETRIC = 8
+"""Zero point of numbers of four bits that reach as far below 0 as above."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class PackedTensors:
-    """A weight as the kernels read it."""
+    """A weight as the kernels read it.
+
+    Attributes:
+        symmetric: Whether every zero point of a 4-bit weight is 8, as far as it has been loaded.
+    """
 
     form: CudaPacked
     tiles: torch.Tensor  # int32 [tiles, K / 64, 32, 4], ternary [tiles, blocks, 32, 4]
     groups: torch.Tensor  # int32 [tiles, K / G, 8, 2], ternary [tiles, blocks, 8, 128 / G]
+    symmetric: bool | None = None
 
 
 def packed_tensors(plan: ModelPlan, buffers: Mapping[str, torch.Tensor]) -> dict[str, PackedTensors]:
@@ -79,6 +86,8 @@ class PackedLoader:
         if weight.form.ternary:
             _store_scales(weight.groups, rows, module)
         else:
+            assert module.zeros is not None  # noqa: S101 - 4-bit modules have them
+            weight.symmetric = weight.symmetric is not False and bool((module.zeros == _SYMMETRIC).all())
             _store_groups(weight.groups, rows, module)
         for output, word, tile in module.tiles:
             places = rows.places(

@@ -72,6 +72,8 @@ class W4A16Linear:
     residual: DeviceArray | None = None  # [M, N]
     workspace: DeviceArray | None = None
     gated: bool = False
+    symmetric: bool = False
+    """Whether every zero point is 8: some kernels are faster then. Of others, they lose some exactness."""
 
     def __post_init__(self) -> None:
         """Checks shapes and dtypes."""

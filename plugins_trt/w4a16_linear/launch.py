@@ -86,7 +86,7 @@ MANY = (Many(8, 4, 2, 2, 4), Many(16, 4, 2, 2, 3), Many(32, 8, 1, 2, 3), Many(64
 
 
 WIDE = (
-    Wide(16, 4, 1, 9),
+    Wide(16, 4, 1, 4),
     Wide(16, 3, 1, 9),
     Wide(16, 2, 2, 9),
     Wide(32, 4, 1, 8),
@@ -97,6 +97,8 @@ WIDE = (
     Wide(64, 2, 2, 8),
 )
 _WIDE_UNITS = 2  # of a round
+_WIDE_ROWS, _WIDE_TILES = 9, 8
+"""Warpgroups pay from so many rows on; of up to 16, for more tiles a multiprocessor than these."""
 
 
 def wide_bytes(kind: Wide, group: int) -> int:
@@ -138,10 +140,15 @@ class W4A16Multiplier:
                     kernel = find(f"{name}_many_{suffix}_n{many.rows}_g{group}", many.shared_bytes)
                     self._many[many, gated, group] = kernel
             for wide in WIDE if has_wide else ():
-                kernel = function(f"w4a16_wide_{suffix}_{wide.name}_g{group}", wide_bytes(wide, group))
-                self._wide[wide, group] = kernel.prepare(
-                    _WIDE_FORMAT, overlaps=True, beside_others=True, aligned=True
-                )
+                for at_once in (False, True):
+                    # (Of float16 the exact kernels are as fast.)
+                    end = "_at_once" if at_once and dtype == "bfloat16" else ""
+                    kernel = function(
+                        f"w4a16_wide_{suffix}_{wide.name}_g{group}{end}", wide_bytes(wide, group)
+                    )
+                    self._wide[wide, group, at_once] = kernel.prepare(
+                        _WIDE_FORMAT, overlaps=True, beside_others=True, aligned=True
+                    )
         for gated in (False, True):
             self._reduce[gated] = find(f"{'w4a16_gated' if gated else 'w4a16'}_reduce_{suffix}", 0)
         self._has_clusters = has_kernel(function, "w4a16_in_clusters") and self._reduce[False].overlaps
@@ -178,14 +185,19 @@ class W4A16Multiplier:
 
     def wide_of(self, args: W4A16Linear) -> Cut | None:
         """How a product is cut for the kernels of packed/wide.cuh, where they take it."""
-        if not self._wide or not self._has_clusters or args.rows <= FEW_ROWS:
+        tiles = args.tiles.shape[0]
+        if not self._wide or not self._has_clusters or args.rows < _WIDE_ROWS:
+            return None
+        if args.rows <= FEW_ROWS and tiles <= _WIDE_TILES * self.multiprocessors:
             return None
         rounds = ceil_div(args.inputs // STEP, _WIDE_UNITS)
-        return self._cut[args.group](args.rows, args.tiles.shape[0], rounds)
+        return self._cut[args.group](args.rows, tiles, rounds)
 
     def _at_once(self, group: int, kind: Wide, size: int) -> int:
         """Clusters of so many thread blocks that run at the same time."""
-        found: int = self._wide[kind, group].clusters_at_once(kind.threads, wide_bytes(kind, group), size)
+        found: int = self._wide[kind, group, False].clusters_at_once(
+            kind.threads, wide_bytes(kind, group), size
+        )
         return found
 
     def _launch_wide(self, args: W4A16Linear, cut: Cut, stream: Any) -> None:  # noqa: ANN401
@@ -194,7 +206,7 @@ class W4A16Multiplier:
         maps = maps_of(kind, (args.x, args.row_stride), (args.tiles, args.groups), boxes)
         packed = pack(args, LinearPlan(cut.shares, 0), in_clusters=cut.in_clusters)
         _launch(
-            self._wide[kind, args.group],
+            self._wide[kind, args.group, args.symmetric],
             (cut.blocks, cut.shares, 1),
             kind.threads,
             stream,

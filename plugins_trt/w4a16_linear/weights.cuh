@@ -64,38 +64,44 @@ struct Nibbles<F16> {
 
 __device__ __forceinline__ float scale_of(u32 group) { return F16::unpack((u16)(group & 0xffffu)); }
 
-// What scales and zero points of two outputs make of numbers, as weights; for bfloat16, that are kFactor times too small.
-template <typename T>
+// What a scale and a zero point make of numbers, as weights; for bfloat16, that are kFactor times too small.
+template <typename T, bool kAtOnce = false>
 struct Scaled;
 
 // A small integer is a bfloat16 as it lies: bits 0 to 7 count in units of 2^-133, through the subnormal numbers and the
-// first binade of the normal ones. So four bits need no shift, no base and no conversion: one multiplication with the
-// scale, taken so large that the product is a normal number, takes the zero point off too. It is rounded once; the zero
-// point's product before it too, which is exact for a power of two.
-template <>
-struct Scaled<BF16> {
+// first binade of the normal ones. So four bits need no base and half of the shifts: one multiplication, by a number so
+// large that the product is a normal one, takes the zero point off, exactly, and another one scales, rounding once. At once:
+// a single multiplication does both, if the zero point's weight is exact, as it is of a power of two; else it is rounded.
+template <bool kAtOnce>
+struct Scaled<BF16, kAtOnce> {
     static constexpr float kFactor = 0x1p24f;  // so that every float16 scale has room
-    u32 scale, upper, offset;                  // of numbers in bits 0 to 3 and 4 to 7; minus the zero point's weight
+    u32 lower, upper;  // what makes numbers of bits 0 to 3 and of bits 4 to 7
+    u32 offset, scale; // minus the zero point, and what is left to multiply with
 
     __device__ __forceinline__ void set(u32 group) {
-        float value = BF16::low(BF16::pack(scale_of(group), 0.0f));
-        scale = BF16::pack(value * 0x1p109f, value * 0x1p109f);
+        float value = scale_of(group), zero = -0x1p-24f * (float)(group >> 16);
+        scale = BF16::pack(value, value);
+        value = kAtOnce ? BF16::low(scale) : 1.0f;
+        lower = BF16::pack(value * 0x1p109f, value * 0x1p109f);
         upper = BF16::pack(value * 0x1p105f, value * 0x1p105f);
-        float zero = value * -0x1p-24f * (float)(group >> 16);
-        offset = BF16::pack(zero, zero);
+        offset = BF16::pack(zero * value, zero * value);
     }
     // the eight numbers of a word
     __device__ __forceinline__ void pairs(u32 (&pair)[4], u32 word) const {
         u32 rest = word >> 8;
-        pair[0] = BF16::fma_pair(word & 0x000f000fu, scale, offset);
+        pair[0] = BF16::fma_pair(word & 0x000f000fu, lower, offset);
         pair[1] = BF16::fma_pair(word & 0x00f000f0u, upper, offset);
-        pair[2] = BF16::fma_pair(rest & 0x000f000fu, scale, offset);
+        pair[2] = BF16::fma_pair(rest & 0x000f000fu, lower, offset);
         pair[3] = BF16::fma_pair(rest & 0x00f000f0u, upper, offset);
+        if constexpr (!kAtOnce) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) pair[j] = BF16::fma_pair(pair[j], scale, 0x80008000u);  // -0
+        }
     }
 };
 
 template <>
-struct Scaled<F16> {
+struct Scaled<F16, false> {
     static constexpr float kFactor = 1.0f;
     u32 scale, offset;
 
@@ -129,7 +135,7 @@ __device__ __forceinline__ void store_output(const Linear& args, int row, int ou
 }
 
 // 4-bit weights for products of many rows (packed/wide.cuh).
-template <typename T, bool kFine>
+template <typename T, bool kFine, bool kAtOnce = false>
 struct FourBits {
     using Type = T;
     using Linear = ::Linear;
@@ -138,7 +144,7 @@ struct FourBits {
     static constexpr float kFactor = Scaled<T>::kFactor;
     static constexpr bool kScalesSums = false;  // (what that saves, the zero points' part of the sums costs)
     struct Scales {
-        Scaled<T> low, high;  // of outputs g and g + 8
+        Scaled<T, kAtOnce> low, high;  // of outputs g and g + 8
     };
 
     static __device__ __forceinline__ int units(const Linear& args) { return args.steps; }

@@ -31,7 +31,17 @@ class Case:
     """A product of random numbers, and what it should give."""
 
     def __init__(
-        self, rows, outputs, inputs, *, group=64, dtype="bfloat16", gated=False, extras=True, device="cpu"
+        self,
+        rows,
+        outputs,
+        inputs,
+        *,
+        group=64,
+        dtype="bfloat16",
+        gated=False,
+        extras=True,
+        device="cpu",
+        symmetric=False,
     ) -> None:
         rng = np.random.default_rng(rows * 1000 + outputs + inputs)
         generator = torch.Generator(device).manual_seed(rows)
@@ -41,6 +51,9 @@ class Case:
             packed |= numbers[:, place::8].astype(np.uint32) << np.uint32(4 * place)
         scales = (rng.random((outputs, inputs // group)) * 0.02 + 0.001).astype(np.float16)
         zeros = rng.integers(0, 16, (outputs, inputs // group), dtype=np.uint8)
+        if symmetric:
+            zeros[:] = 8
+        self.symmetric = symmetric
         wide = numbers.reshape(outputs, -1, group).astype(np.float32) - zeros[..., None]
         self.weight = torch.from_numpy((wide * scales.astype(np.float32)[..., None]).reshape(outputs, inputs))
         tiles = layout.pack_tiles(packed, gated=gated).view(np.int32)
@@ -72,6 +85,7 @@ class Case:
             residual=None if self.residual is None else array(self.residual),
             workspace=array(workspace),
             gated=self.gated,
+            symmetric=self.symmetric,
         ), out
 
     def expected(self):
@@ -401,6 +415,7 @@ def test_every_number_of_rows_equals_the_reference(dtype, group, gated):
             dtype=dtype,
             gated=gated,
             device="cuda",
+            symmetric=rows % 2 == 0,
         )
         assert error(run(case), case.expected()) < TOLERANCE, rows
 
@@ -418,8 +433,9 @@ def test_every_number_of_rows_equals_the_reference(dtype, group, gated):
     ],
 )
 def test_the_layers_of_an_8b_model_equal_the_reference(rows, outputs, inputs, gated):
-    case = Case(rows, outputs, inputs, group=128, gated=gated, device="cuda")
-    assert error(run(case), case.expected()) < TOLERANCE
+    for symmetric in (False, True):
+        case = Case(rows, outputs, inputs, group=128, gated=gated, device="cuda", symmetric=symmetric)
+        assert error(run(case), case.expected()) < TOLERANCE
 
 
 @pytest.mark.gpu
