@@ -73,9 +73,10 @@ class Cut:
 
 _START = 5.3
 _JOIN = 0.3
-_REDUCE = 0.5
-"""In rounds of 16 tiles and 64 rows, as measured on an H200: of a thread block, and of each share of the inputs where a
-cluster adds them up and where another launch does."""
+_REDUCE = 0.75
+_WITHIN = 0.4
+"""In rounds of 16 tiles and 64 rows, as measured on an H200: of a thread block; of each share of the inputs where a cluster
+adds them up and where another launch does; and of a thread block whose warpgroups share inputs."""
 
 
 def most_shares(tiles: int, rounds: int, multiprocessors: int) -> int:
@@ -101,6 +102,7 @@ def cut_of(
         work = cut.kind.along_outputs * cut.kind.along_inputs / 4
         each = cut.kind.rounds_of_a_block(rounds, cut.shares) * work
         end = 0.0 if cut.shares == 1 else (_JOIN if cut.in_clusters else _REDUCE) * cut.shares
+        end += _WITHIN if cut.kind.along_inputs > 1 else 0.0
         # Rounds of fewer rows take less time, the rest does not.
         longer = math.sqrt(MAX_ROWS / cut.kind.rows)
         return ceil_div(cut.blocks, at_once) * (_START * longer + each) + end * longer
