@@ -1,7 +1,7 @@
 """Times of drawing tokens on a GPU, from CUDA graphs of some draws that take turns among several sets of logits.
 
 `normal` and `flat` are draws at temperature 1 from logits of a normal distribution (deviation 3) and from nearly equal
-ones, `top` has top_k 50 and top_p 0.95, `options` has penalties over 2000 tokens, a bias, a mask, min_p, typical_p and 20
+ones, which come out of memory; `written` is `normal` with logits that lie in the L2 cache, as the head leaves them; `top` has top_k 50 and top_p 0.95, `options` has penalties over 2000 tokens, a bias, a mask, min_p, typical_p and 20
 log probabilities. `NAME_rows_ms` is the time of one launch; bounds are those of 73448 logits.
 """
 
@@ -64,6 +64,8 @@ class Case:
         generator = torch.Generator("cuda").manual_seed(rows)
         normal = torch.randn(SETS, rows, VOCABULARY, generator=generator, device="cuda")
         self._logits = {"flat": 1.0 + 1e-3 * normal, "equal": torch.ones_like(normal)}.get(name, 3.0 * normal)
+        if name == "written":
+            self._logits = self._logits[:1].expand(SETS, rows, VOCABULARY)
         options = name == "options"
         top = name in {"top", "flat_top", "options"}
         if name == "flat_top":
@@ -160,7 +162,7 @@ def main() -> None:
     for most in options.blocks or [resident]:
         sampler._resident = min(most, resident)  # noqa: SLF001
         suffix = f"_{most}_blocks" if options.blocks else ""
-        for name in ("normal", "top", "flat", "equal", "flat_top", "options"):
+        for name in ("normal", "written", "top", "flat", "equal", "flat_top", "options"):
             for rows in ROWS:
                 case = Case(name, rows, sampler, stream)
                 figures[f"{name}_{rows}_ms{suffix}"] = milliseconds(case.run, torch_stream, options.repeats)
