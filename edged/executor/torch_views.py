@@ -42,8 +42,8 @@ ROW_CLASSES = (1, 2, 4, 16)
 """Most rows of the classes for which products are measured: those of one stream, of two, of a few and of many."""
 
 
-_PIECE = 16
-"""Most outputs of a piece into which a product of some rows is cut."""
+_PIECE = 8
+"""Most outputs of a piece into which a product of some rows is cut: with sixteen, MKL's fast products end."""
 _LEAST_PIECE = 4
 
 
