@@ -242,9 +242,9 @@ def test_a_window_forgets_what_left_it():
 
 @given(st.lists(st.integers(0, 12), max_size=60), st.integers(0, 7), st.integers(0, 30))
 def test_a_tally_counts_the_last_tokens(tokens, window, first):
-    from edged.executor.host_sampler import _Tally
+    from edged.executor.tallies import Tally
 
-    tally = _Tally(window, np.array(tokens[:first], np.int64))
+    tally = Tally(window, np.array(tokens[:first], np.int64))
     for token in tokens[first:]:
         tally.add(token)
     counted = tokens[-window:]
