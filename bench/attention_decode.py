@@ -140,6 +140,7 @@ class Step:
             head_dim=DIM,
             max_pages=pages,
             multiprocessors=kernels.multiprocessors,
+            sparse=rule is not None,
             quantized=context.arena.kv_dtype is not None,
         )
         scratch = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device="cuda")

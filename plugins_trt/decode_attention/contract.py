@@ -55,7 +55,7 @@ class AttentionPlan:
         head_dim: int,
         max_pages: int,
         multiprocessors: int,
-        sparse: bool = True,
+        sparse: bool,
         quantized: bool = False,
     ) -> AttentionPlan:
         """Cuts a bucket for a device of `multiprocessors`; not `sparse`: every query is dense.

@@ -28,36 +28,36 @@ __device__ __forceinline__ void finish(const typename Packed::Linear& args, floa
     }
 #ifdef CLUSTERS
     if (args.partial == nullptr) {
-    // Each thread block of the cluster adds up and stores a part of the columns.
-    if constexpr (kParts > 1) {
-        for (int i = threadIdx.x; i < args.rows * kOutputs; i += kThreads) {
-            int row = i / kOutputs, at = i % kOutputs;
-            totals[row * kStride + at] = total(row, at);
+        // Each thread block of the cluster adds up and stores a part of the columns.
+        if constexpr (kParts > 1) {
+            for (int i = threadIdx.x; i < args.rows * kOutputs; i += kThreads) {
+                int row = i / kOutputs, at = i % kOutputs;
+                totals[row * kStride + at] = total(row, at);
+            }
         }
-    }
-    cluster_barrier();
-    int share = ceil_div(kWidth, args.splits);
-    u32 base = shared_address(totals);
-    for (int i = threadIdx.x; i < args.rows * share; i += kThreads) {
-        int row = i / share, column = (int)blockIdx.y * share + i % share;
-        if (column >= width) continue;
-        u32 place = base + (row * kStride + place_of(column)) * 4;
-        float of[8], of_up[8];
+        cluster_barrier();
+        int share = ceil_div(kWidth, args.splits);
+        u32 base = shared_address(totals);
+        for (int i = threadIdx.x; i < args.rows * share; i += kThreads) {
+            int row = i / share, column = (int)blockIdx.y * share + i % share;
+            if (column >= width) continue;
+            u32 place = base + (row * kStride + place_of(column)) * 4;
+            float of[8], of_up[8];
 #pragma unroll
-        for (int k = 0; k < 8; ++k) {
-            of[k] = k < args.splits ? load_of_cluster(place, k) : 0.0f;
-            if constexpr (kGated) of_up[k] = k < args.splits ? load_of_cluster(place + kHalf * 4, k) : 0.0f;
-        }
-        float sum = 0.0f, up = 0.0f;
+            for (int k = 0; k < 8; ++k) {
+                of[k] = k < args.splits ? load_of_cluster(place, k) : 0.0f;
+                if constexpr (kGated) of_up[k] = k < args.splits ? load_of_cluster(place + kHalf * 4, k) : 0.0f;
+            }
+            float sum = 0.0f, up = 0.0f;
 #pragma unroll
-        for (int k = 0; k < 8; ++k) {
-            sum += of[k];
-            if constexpr (kGated) up += of_up[k];
+            for (int k = 0; k < 8; ++k) {
+                sum += of[k];
+                if constexpr (kGated) up += of_up[k];
+            }
+            Packed::template store<kGated>(args, row, first * kOfTile + column, sum, up);
         }
-        Packed::template store<kGated>(args, row, first * kOfTile + column, sum, up);
-    }
-    cluster_barrier();  // what others read stays until then
-    return;
+        cluster_barrier();  // what others read stays until then
+        return;
     }
 #endif
     int all = kTile * args.tile_count;

@@ -38,6 +38,7 @@ def arguments(case, *, blocks=None, counts=None, dense_below=0, poison=float("na
         head_dim=case.dim,
         max_pages=case.tables.shape[1],
         multiprocessors=multiprocessors,
+        sparse=blocks is not None,
         quantized=case.kv_dtype is not None,
     )
     workspace = torch.full((plan.workspace_bytes // 4,), poison, device=case.device)
