@@ -198,11 +198,12 @@ def check_limits() -> Iterator[Finding]:
         yield Finding("open files", OK, f"at most {soft}")
 
 
-def check_socket(address: str | None) -> Iterator[Finding]:
+def check_socket(address: str | None, place: Path | None = None) -> Iterator[Finding]:
     """The daemon, if one runs, and the place of its socket, if none does.
 
     Args:
-        address: What the user named; None looks at the default place, where a missing daemon is no fault.
+        address: What the user named; None looks at ``place``, where a missing daemon is no fault.
+        place: The socket of the configuration; None: the default one.
     """
     try:
         # The doctor has to work where grpc is what is broken.
@@ -218,11 +219,14 @@ def check_socket(address: str | None) -> Iterator[Finding]:
         )
         return
     try:
-        with Client(address) as client:
+        with Client(f"unix:{place}" if address is None and place is not None else address) as client:
             status = client.status(timeout=5.0)
     except UnreachableError as error:
         if address is not None:
             yield Finding("daemon", FAILURE, error.message, "start it, or correct the address")
+            return
+        if place is not None:
+            yield Finding("daemon", NOTE, error.message, "start it with: edged --config FILE")
             return
         yield Finding(
             "daemon", NOTE, "none runs at the default address", "start it with: edged --config FILE"
@@ -255,7 +259,7 @@ def _place_finding(path: Path) -> Finding:
             "set listen.unix to a path in a folder that it may",
         )
     left = "; a daemon that ended left its socket, the next one replaces it" if path.exists() else ""
-    return Finding("socket", OK, f"a daemon of this user listens at {path}{left}")
+    return Finding("socket", OK, f"a daemon of this user would listen at {path}{left}")
 
 
 def check_disk() -> Iterator[Finding]:

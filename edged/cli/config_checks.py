@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from edged.config import Config, ModelConfig
 
 
-def check_config(path: Path) -> tuple[list[Finding], Needs]:
+def check_config(path: Path) -> tuple[list[Finding], Needs, Path | None]:
     """What there is to say about a configuration file.
 
     Returns:
-        The findings, and what its models need of this machine.
+        The findings, what its models need of this machine, and the socket that it names.
     """
     try:
         config = read_config(path)
@@ -41,7 +41,7 @@ def check_config(path: Path) -> tuple[list[Finding], Needs]:
             )
             for fault in error.faults
         ]
-        return faults, Needs()
+        return faults, Needs(), None
     names = [model.name for model in config.models]
     findings = [Finding("configuration", OK, f"{path}, models: {', '.join(names)}")]
     sound = True
@@ -52,7 +52,7 @@ def check_config(path: Path) -> tuple[list[Finding], Needs]:
     findings += [*check_listen(config.listen), *check_places(config)]
     if sound:
         findings += _check_budget(config)
-    return findings, Needs.of(config.models)
+    return findings, Needs.of(config.models), config.listen.unix
 
 
 def _check_model(model: ModelConfig) -> Iterator[Finding]:

@@ -61,20 +61,21 @@ def examine(config: Path | None, address: str | None) -> list[Finding]:
 
     Args:
         config: A configuration to look at too.
-        address: Where the daemon should be; None looks at the default place.
+        address: Where the daemon should be; None looks at the configuration's socket, or else at the default place.
     """
     findings = [*checks.check_python(), *checks.check_packages()]
     needs = Needs()
+    socket: Path | None = None
     config_findings: list[Finding] = []
     if config is not None:
         # numpy, tokenizers and gguf: the doctor has to work where one of them is what is broken.
         from edged.cli.config_checks import check_config  # noqa: PLC0415
 
-        config_findings, needs = check_config(config.expanduser())
+        config_findings, needs, socket = check_config(config.expanduser())
     findings += checks.check_torch(needs)
     findings += check_hardware(needs)
     findings += [*checks.check_memory(), *checks.check_limits(), *checks.check_disk()]
-    findings += [*checks.check_socket(address), *check_unit()]
+    findings += [*checks.check_socket(address, socket), *check_unit()]
     if config is None:
         findings.append(
             Finding("configuration", NOTE, "not checked", "name one: edgectl doctor --config FILE")

@@ -70,6 +70,18 @@ def test_an_address_that_was_named_has_to_answer(well, tmp_path):
     assert "there is no such socket" in found["daemon"]["found"]
 
 
+def test_the_daemon_is_looked_for_at_the_socket_of_the_configuration(well, daemon, demo_model, tmp_path):
+    text = f"models: [{{name: a, path: {demo_model}}}]\nlisten: {{unix: %s}}\n"
+    (tmp_path / "edged.yaml").write_text(text % daemon.socket)
+    found = findings(well, "--config", "edged.yaml")
+    assert found["daemon"]["level"] == "ok"
+    assert str(daemon.socket) in found["daemon"]["found"]
+    (tmp_path / "edged.yaml").write_text(text % (tmp_path / "none.sock"))
+    found = findings(well, "--config", "edged.yaml")
+    assert found["daemon"]["level"] == "note"
+    assert f"{tmp_path}/none.sock: there is no such socket" in found["daemon"]["found"]
+
+
 def test_a_refused_configuration_has_a_finding_for_each_fault(well, tmp_path):
     (tmp_path / "edged.yaml").write_text("models: [{name: a, path: b, dtype: f8}]\nmemory: {budget: 1}\n")
     result = well("doctor", "--config", "edged.yaml")
