@@ -160,6 +160,10 @@ def tool(**properties):
     return [{"name": "f", "parameters": {"type": "object", "properties": properties}}]
 
 
+def parameters(**schema):
+    return [{"name": "f", "parameters": {"type": "object", **schema}}]
+
+
 @pytest.mark.parametrize(
     ("name", "tools", "message"),
     [
@@ -171,8 +175,54 @@ def tool(**properties):
         ("minicpm5", tool(a={"type": "string", "pattern": "x"}), "pattern of a text"),
         ("minicpm5", tool(a={"type": ["string", "null"]}), "one type"),
         ("minicpm5", tool(a={"type": "string", "enum": ["<"]}), "no plain text"),
+        ("minicpm5", tool(a={"type": "string", "enum": "ab"}), "no plain text"),
+        ("minicpm5", tool(a={"type": "string", "enum": []}), "allows no text"),
+        ("minicpm5", tool(a={"type": "string", "enum": ["a"], "minLength": 2}), "allows no text"),
+        ("minicpm5", tool(a={"type": "string", "not": {}}), r"tool f, argument a: .*\$\.not"),
+        ("minicpm5", tool(a={"type": "string", "mystery": 1}), r"tool f, argument a: .*\$\.mystery"),
+        *((name, parameters(type="string"), "no object") for name in sorted(TOOL_FORMATS)),
     ],
 )
 def test_what_cannot_be_written_is_refused_by_name(name, tools, message):
     with pytest.raises(InvalidArgumentError, match=message):
         check("tool_choice", msgspec.json.encode(wanted(name, tools=tools)).decode())
+
+
+@pytest.mark.parametrize("name", ["minicpm4", "minicpm5"])
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"anyOf": [{"required": ["a"]}]}, "anyOf of its parameters"),
+        ({"minProperties": 1}, "minProperties of its parameters"),
+        ({"patternProperties": {"a": {}}}, "patternProperties of its parameters"),
+        ({"dependentRequired": {"a": ["b"]}}, "dependentRequired of its parameters"),
+        ({"$ref": "#/$defs/x"}, "[$]ref of its parameters"),
+        (
+            {"properties": {"a": {"type": "array", "items": {"$ref": "#"}}}},
+            "[$]ref .* not to one of its definitions",
+        ),
+        ({"required": ["b"]}, "requires b"),
+        ({"properties": {"a": False}, "required": ["a"]}, "requires a"),
+        ({"required": 5}, "required must be a list"),
+        ({"required": [["a"]]}, "required must be a list"),
+        ({"properties": []}, "objects of schemas"),
+        ({"$defs": 5}, "objects of schemas"),
+        ({"properties": {"a": 5}}, "must be a schema"),
+    ],
+)
+def test_what_is_said_of_all_arguments_together_is_refused_where_each_stands_alone(name, schema, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        check("tool_choice", msgspec.json.encode(wanted(name, tools=parameters(**schema))).decode())
+
+
+def test_an_enum_of_texts_needs_no_type():
+    properties = {
+        "a": {"enum": ["left", "far left"], "maxLength": 5},
+        "b": {"const": "on"},
+        "c": False,
+    }
+    tools = parameters(properties=properties, required=["a", "b"])
+    for answer in answers(wanted("minicpm5", tools=tools), 5):
+        parser = AnswerParser(None, TOOL_FORMATS["minicpm5"], Tools.of(tools), thinking=False)
+        for call in [*parser.feed(answer).calls, *parser.flush().calls]:
+            assert json.loads(call.arguments) == {"a": "left", "b": "on"}

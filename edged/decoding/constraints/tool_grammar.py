@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from edged.decoding.constraints.base import JSON_LAYOUT, literal
-from edged.decoding.constraints.schema_check import exact, read_schema
+from edged.decoding.constraints.schema_check import ANNOTATIONS, exact, read_schema
 from edged.decoding.parsing.calls import Tools
 from edged.decoding.parsing.formats import TOOL_FORMATS
 from edged.errors import InvalidArgumentError
@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 _DEFINITIONS = ("$defs", "definitions")
+_SAID_ARGUMENT_BY_ARGUMENT = {
+    "type",
+    "properties",
+    "required",
+    "additionalProperties",
+    *_DEFINITIONS,
+    *ANNOTATIONS,
+}
+"""Keywords of a tool's parameters that formats can hold to which write each argument on its own."""
 
 
 class ToolCalls(msgspec.Struct, frozen=True):
@@ -51,6 +60,10 @@ def tool_grammar(wanted: ToolCalls) -> str:
         InvalidArgumentError: A tool's schema cannot be enforced, or its names cannot be written in the format.
     """
     tools = Tools.of([json.loads(tool) for tool in wanted.tools])
+    for name, schema in tools.parameters.items():
+        kinds = schema.get("type", "object")
+        if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+            raise _refusal(f"tool {name}", "its parameters are no object")
     writer = _Writer(frozenset(wanted.special))
     calls = _CALLS[wanted.format](writer, tools)
     thoughts = ""
@@ -99,16 +112,20 @@ class _Writer:
         Raises:
             InvalidArgumentError: It cannot be enforced.
         """
-        try:
-            checked = exact(read_schema(json.dumps(schema)))
-        except InvalidArgumentError as error:
-            raise InvalidArgumentError(f"{where}: {error.message}", field="tool_choice") from None
+        checked = exact(_checked(schema, where))
         guided = (
             {**checked, "x-guidance": JSON_LAYOUT}
             if isinstance(checked, dict)
             else {"x-guidance": JSON_LAYOUT}
         )
         return self.add(f"%json {json.dumps(guided, ensure_ascii=False)}")
+
+
+def _checked(schema: dict[str, Any], where: str) -> Any:  # noqa: ANN401 - any JSON
+    try:
+        return read_schema(json.dumps(schema))
+    except InvalidArgumentError as error:
+        raise _refusal(where, error.message) from None
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
@@ -153,7 +170,7 @@ def _minicpm4(writer: _Writer, tools: Tools) -> str:
         if not _IDENTIFIER.fullmatch(written):
             raise _unwritable(f"tool {name}", "its name is no name of Python")
         items = []
-        for argument, part, required in _arguments(schema):
+        for argument, part, required in _arguments(schema, f"tool {name}"):
             spelled = argument.replace("-", "_")
             spelled = f"kw_{spelled}" if keyword.iskeyword(spelled) else spelled
             if not _IDENTIFIER.fullmatch(spelled) or "." in spelled:
@@ -175,7 +192,7 @@ def _minicpm5(writer: _Writer, tools: Tools) -> str:
         if re.search(r'["<>&\x00-\x1f]', name):
             raise _unwritable(f"tool {name}", "its name holds a character that ends it")
         items = []
-        for argument, part, required in _arguments(schema):
+        for argument, part, required in _arguments(schema, f"tool {name}"):
             value = _text(writer, part, f"tool {name}, argument {argument}")
             opening = literal(f'<param name="{argument}">')
             items.append((f"{opening} {value} {literal('</param>')}", required))
@@ -188,7 +205,16 @@ def _minicpm5(writer: _Writer, tools: Tools) -> str:
 
 def _text(writer: _Writer, schema: dict[str, Any], where: str) -> str:
     """The rule of what a tag holds: plain text for a text, else JSON, verbatim where it may hold a tag's characters."""
+    _checked(schema, where)
     schema = _resolved(schema)
+    if "const" in schema and "enum" not in schema:
+        schema = {
+            **{key: value for key, value in schema.items() if key != "const"},
+            "enum": [schema["const"]],
+        }
+    choices = schema.get("enum")
+    if isinstance(choices, list) and choices and all(isinstance(each, str) for each in choices):
+        schema = {"type": "string", **schema}
     if schema.get("type") != "string":
         if "string" in json.dumps(schema.get("type", "string")):
             raise _unwritable(where, "it may be a text and something else; give it one type")
@@ -196,16 +222,27 @@ def _text(writer: _Writer, schema: dict[str, Any], where: str) -> str:
         if schema["type"] in ("integer", "number", "boolean", "null"):
             return value
         return writer.add(f"{literal('<![CDATA[')} {value} {literal(']]>')}")
-    if "enum" in schema:
-        texts = [text for text in schema["enum"] if isinstance(text, str) and not re.search(r"[<&]", text)]
-        if len(texts) < len(schema["enum"]):
-            raise _unwritable(where, "its enum holds what is no plain text")
-        return writer.add(" | ".join(map(literal, texts)))
     unknown = sorted(set(schema) & {"pattern", "format", "const", "anyOf", "oneOf", "allOf", "$ref"})
     if unknown:
         raise _unwritable(where, f"{unknown[0]} of a text")
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    if choices is not None:
+        return _one_of(writer, choices, where, least, most)
     return writer.add(rf"/[^<&\x00-\x08\x0b-\x1f]{{{least},{most}}}/")
+
+
+def _one_of(writer: _Writer, choices: Any, where: str, least: Any, most: Any) -> str:  # noqa: ANN401 - any JSON
+    """The rule of an enum of texts, those of them that have the lengths."""
+    if not isinstance(choices, list) or not all(
+        isinstance(text, str) and not re.search(r"[<&]", text) for text in choices
+    ):
+        raise _unwritable(where, "its enum holds what is no plain text")
+    if not isinstance(least, int) or (not isinstance(most, int) and most != ""):
+        raise _refusal(where, "its lengths are no whole numbers")
+    texts = [text for text in choices if least <= len(text) and (most == "" or len(text) <= most)]
+    if not texts:
+        raise _refusal(where, "its enum allows no text")
+    return writer.add(" | ".join(map(literal, texts)))
 
 
 def _resolved(schema: dict[str, Any]) -> dict[str, Any]:
@@ -219,12 +256,43 @@ def _resolved(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _arguments(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Name, schema and whether it is required, of every argument; definitions go along with each."""
+def _arguments(schema: dict[str, Any], where: str) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """Name, schema and whether it is required, of every argument; definitions go along with each.
+
+    Raises:
+        InvalidArgumentError: The schema says more than what each argument is on its own.
+    """
+    unknown = sorted(set(schema) - _SAID_ARGUMENT_BY_ARGUMENT)
+    if unknown:
+        raise _unwritable(where, f"{unknown[0][:100]} of its parameters")
     shared = {key: schema[key] for key in _DEFINITIONS if key in schema}
-    required = schema.get("required", ())
-    for name, part in schema.get("properties", {}).items():
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not all(isinstance(each, dict) for each in (properties, *shared.values())):
+        raise _refusal(where, "its properties and definitions must be objects of schemas")
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise _refusal(where, "its required must be a list of texts")
+    possible = {name: part for name, part in properties.items() if part is not False}
+    missing = [name for name in required if name not in possible]
+    if missing:
+        raise _refusal(where, f"it requires {missing[0][:100]}, which its properties do not allow")
+    if _refers_elsewhere([*possible.values(), *shared.values()]):
+        raise _unwritable(where, "a $ref of its parameters that is not to one of its definitions")
+    for name, part in possible.items():
+        if not isinstance(part, dict | bool):
+            raise _refusal(where, f"its argument {name[:100]} must be a schema")
         yield name, {**(part if isinstance(part, dict) else {}), **shared}, name in required
+
+
+def _refers_elsewhere(value: Any) -> bool:  # noqa: ANN401 - any JSON
+    """Whether a reference goes to what does not go along with every argument."""
+    if isinstance(value, list):
+        return any(map(_refers_elsewhere, value))
+    if not isinstance(value, dict):
+        return False
+    reference = value.get("$ref")
+    if isinstance(reference, str) and not reference.startswith(tuple(f"#/{key}/" for key in _DEFINITIONS)):
+        return True
+    return any(map(_refers_elsewhere, value.values()))
 
 
 def _sequence(writer: _Writer, items: list[tuple[str, bool]], separator: str) -> str:
@@ -237,6 +305,10 @@ def _sequence(writer: _Writer, items: list[tuple[str, bool]], separator: str) ->
         goes_on = [f"{between}{item} {following}"] + ([] if required else [following])
         first, following = writer.add(" | ".join(starts)), writer.add(" | ".join(goes_on))
     return first
+
+
+def _refusal(where: str, why: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{where}: {why}", field="tool_choice")
 
 
 def _unwritable(where: str, why: str) -> InvalidArgumentError:
