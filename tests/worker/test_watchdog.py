@@ -174,3 +174,18 @@ def test_a_kill_while_loading_names_the_row_of_the_ledger():
     text = describe_kill({"m": Loading("m", "allocating KV pages", 3, 9)})
     assert "model m, allocating KV pages (3 of 9)" in text
     assert "the ledger row 'KV pages'" in text
+
+
+@pytest.mark.parametrize(
+    ("what", "needed"),
+    [
+        ("tokenizer", "the ledger row 'engine process' and"),
+        ("executor", "the ledger row 'engine process' and"),
+        ("reading weights", "the ledger row 'weights' and"),
+        ("allocating", "the ledger's rows need together"),
+        ("first token", "the ledger's rows need together"),
+        ("capturing graphs", "the ledger's rows need together"),
+    ],
+)
+def test_a_stage_of_loading_that_is_no_row_is_not_called_one(what, needed):
+    assert f"this machine has less than {needed}" in describe_kill({"m": Loading("m", what, 0, 1)})
