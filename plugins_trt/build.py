@@ -145,15 +145,15 @@ class Job:
 def jobs_of(
     compiler: Compiler, capabilities: Sequence[tuple[int, int]], operators: Sequence[str] = ()
 ) -> list[Job]:
-    """Everything to compile: each source for each capability the compiler knows, and PTX."""
+    """Everything to compile: each source for each capability that it suits and the compiler knows, and PTX."""
     chosen = [each for each in sources() if not operators or each.operator in operators]
     jobs = [
         Job(source, capability, ptx=False)
         for source in chosen
         for capability in capabilities
-        if capability in compiler.capabilities
+        if capability in compiler.capabilities and source.suits(capability)
     ]
-    return jobs + [Job(source, PTX_CAPABILITY, ptx=True) for source in chosen]
+    return jobs + [Job(source, PTX_CAPABILITY, ptx=True) for source in chosen if source.suits(PTX_CAPABILITY)]
 
 
 def build(compiler: Compiler, jobs: Sequence[Job], folder: Path, workers: int = 2) -> list[dict[str, object]]:

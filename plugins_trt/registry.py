@@ -301,6 +301,6 @@ class Kernels:
             if not files:
                 raise KernelsError(f"{operator}: no such operator with CUDA sources")
             driver = importlib.import_module("pycuda.driver")
-            images = [self.image(each) for each in files]
+            images = [self.image(each) for each in files if each.suits(self.capability)]
             self._modules[operator] = [_Module(image, driver.module_from_buffer(image)) for image in images]
         return self._modules[operator]

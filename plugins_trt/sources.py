@@ -12,6 +12,7 @@ FOLDER = Path(__file__).resolve().parent
 """What `#include` paths begin at."""
 
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
+_ONLY = re.compile(r"^// For compute capability (\d+)\.(\d+) alone\.$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,12 @@ class Source:
     path: Path
     hash: str
     """Of the file and everything it includes."""
+    only: tuple[int, int] | None = None
+    """The one compute capability that has its instructions, when the file says so; elsewhere it holds no kernel."""
+
+    def suits(self, capability: tuple[int, int]) -> bool:
+        """Whether the file has kernels for a device of this compute capability."""
+        return self.only in (None, capability)
 
     @property
     def name(self) -> str:
@@ -52,5 +59,13 @@ def sources() -> tuple[Source, ...]:
         digest = hashlib.sha256()
         for file in included(path):
             digest.update(file.read_bytes())
-        found.append(Source(path.parent.name, path, digest.hexdigest()[:16]))
+        only = _ONLY.search(path.read_text())
+        found.append(
+            Source(
+                path.parent.name,
+                path,
+                digest.hexdigest()[:16],
+                (int(only[1]), int(only[2])) if only else None,
+            )
+        )
     return tuple(found)

@@ -1,4 +1,5 @@
 // The product of up to 64 rows of x with 4-bit weights by warpgroups (packed/wide.cuh), where the device has them.
+// For compute capability 9.0 alone.
 #include "packed/tiles.cuh"
 
 #ifdef WARPGROUPS

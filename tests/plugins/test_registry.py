@@ -85,6 +85,14 @@ def test_a_hash_covers_what_a_source_includes():
     assert len({each.hash for each in sources()}) == len(sources())
 
 
+def test_sources_for_one_capability_are_left_out_elsewhere():
+    only = {each.name: each.only for each in sources() if each.only is not None}
+    assert only == {"ternary_linear/wide": (9, 0), "w4a16_linear/wide": (9, 0)}
+    wide = next(each for each in sources() if each.name == "w4a16_linear/wide")
+    assert [wide.suits(each) for each in ((8, 7), (9, 0), (12, 0))] == [False, True, False]
+    assert sources()[0].suits((8, 7))
+
+
 def test_versions_have_two_numbers():
     assert parse_version("12.6") == (12, 6)
     with pytest.raises(ValueError, match="unpack"):
