@@ -170,19 +170,22 @@ def build(compiler: Compiler, jobs: Sequence[Job], folder: Path, workers: int = 
     """
     held = _held(folder)
     missing = [job for job in jobs if job.key not in held]
-    with _pool(compiler, workers) as pool:
-        for job, entry, image in pool.map(_compile, [compiler] * len(missing), missing):
-            path = folder / job.file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(path, image)
-            held[job.key] = entry
-    current = {source.hash for source in sources()} | {job.source.hash for job in jobs}
-    manifest = {
-        "cuda": f"{compiler.version[0]}.{compiler.version[1]}",
-        "binaries": [entry for key, entry in sorted(held.items()) if entry["hash"] in current],
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+    try:
+        with _pool(compiler, workers) as pool:
+            for job, entry, image in pool.map(_compile, [compiler] * len(missing), missing):
+                path = folder / job.file
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _replace(path, image)
+                held[job.key] = entry
+    finally:
+        # Also when a source is refused or the run is ended: what was compiled until then is not compiled again.
+        current = {source.hash for source in sources()} | {job.source.hash for job in jobs}
+        manifest = {
+            "cuda": f"{compiler.version[0]}.{compiler.version[1]}",
+            "binaries": [entry for key, entry in sorted(held.items()) if entry["hash"] in current],
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        _replace(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
     return [held[job.key] for job in jobs]
 
 

@@ -133,6 +133,26 @@ def test_what_a_set_holds_is_not_compiled_again(tmp_path):
     assert len(compiler.compiled) == 4
 
 
+class Refusing(Counting):
+    """Compiles all but one source."""
+
+    def compile(self, source, capability, *, include, ptx=False):
+        if source.stem == "argmax":
+            raise nvrtc.CompileError("argmax: no")
+        return super().compile(source, capability, include=include, ptx=ptx)
+
+
+def test_what_was_compiled_before_a_fault_is_not_compiled_again(tmp_path):
+    compiler, folder = Refusing(), tmp_path / "set"
+    jobs = build.jobs_of(compiler, [(8, 7)], ["append", "argmax"])
+    with pytest.raises(nvrtc.CompileError):
+        build.build(compiler, jobs, folder, workers=1)
+    assert compiler.compiled == ["append"]
+    again = Counting()
+    build.build(again, jobs, folder, workers=1)
+    assert sorted(again.compiled) == ["append", "argmax", "argmax"]  # PTX of the first had not been reached
+
+
 def compiler_of(version):
     found = [each for each in nvrtc.libraries() if each.version == version]
     if not found:
