@@ -337,3 +337,41 @@ def test_every_statement_of_sql_select_is_one_to_sqlite(tokenizer):
 def test_json_is_an_object_or_an_array(tokenizer):
     found = [json.loads(text) for text, end in walks(check("ready_made", "json"), tokenizer, 60) if end]
     assert {type(value) for value in found} == {dict, list}
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.25}, r"\$\.exclusiveMinimum"),
+        ({"type": "number", "minimum": -0.5, "exclusiveMaximum": 0}, r"\$\.exclusiveMaximum"),
+        ({"exclusiveMinimum": 1.0, "exclusiveMaximum": 1.5}, r"\$\.exclusiveMinimum"),
+        ({"items": {"type": "integer", "minimum": 10**30}}, r"\$\.items\.minimum is beyond"),
+        ({"type": "integer", "maximum": -(10**30)}, r"\$\.maximum is beyond"),
+        ({"const": 2**53 + 1}, r"\$\.const holds"),
+        ({"enum": [{"a": [-(2**64)]}]}, r"\$\.enum holds"),
+    ],
+)
+def test_numbers_that_would_come_out_wrong_are_refused(schema, place):
+    with pytest.raises(InvalidArgumentError, match=place):
+        check("json_schema", json.dumps(schema))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        {"type": "number", "exclusiveMinimum": 0.001, "exclusiveMaximum": 0.5},
+        {"type": "number", "exclusiveMinimum": 1, "exclusiveMaximum": 2},
+        {"type": "integer", "exclusiveMinimum": 0, "maximum": 2**63 - 1},
+        {"type": "number", "exclusiveMinimum": -2, "exclusiveMaximum": -1},
+    ],
+)
+def test_excluded_numbers_do_not_come(schema, tokenizer):
+    validator = jsonschema.Draft202012Validator(schema)
+    for text, end in walks(check("json_schema", json.dumps(schema)), tokenizer, 40, most=60):
+        if end:
+            validator.validate(json.loads(text))
+
+
+def test_an_anchor_is_no_way_back_to_the_start():
+    assert read_schema('{"$defs": {"a": {"$anchor": "q", "type": "boolean"}}, "$ref": "#q"}')

@@ -27,6 +27,8 @@ ANNOTATIONS = frozenset(
 )  # fmt: skip
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 DEEPEST = 64
+_EXACT = 2**53
+"""Whole numbers up to this are told apart by llguidance, whose numbers are those of double precision."""
 
 # A year is not 0000, and the 29th of February comes in leap years.
 _REAL_DAYS = (
@@ -94,8 +96,54 @@ def _check(schema: Any, where: str, depth: int) -> None:  # noqa: ANN401
             )
         if key == "format" and value not in FORMATS:
             raise refuse(path, f"is {json.dumps(value)[:60]}; these can be enforced: {', '.join(FORMATS)}")
+        if key in ("const", "enum") and _rounded(value):
+            raise refuse(
+                path, "holds a whole number beyond 2^53, which cannot be enforced exactly; use a text"
+            )
         for name, part in _parts(key, value, path):
             _check(part, name, depth - 1)
+    _check_bounds(schema, where)
+
+
+def _rounded(value: Any) -> bool:  # noqa: ANN401 - any JSON
+    if isinstance(value, dict):
+        return any(map(_rounded, value.values()))
+    if isinstance(value, list):
+        return any(map(_rounded, value))
+    return isinstance(value, int) and abs(value) > _EXACT
+
+
+def _check_bounds(schema: dict[str, Any], where: str) -> None:
+    """Refuse bounds of numbers that llguidance does not keep.
+
+    Raises:
+        InvalidArgumentError: The least number is beyond the exact ones, or a whole number is excluded and the other bound
+            lies within its unit, where llguidance lets the excluded one through.
+    """
+    bounds = {
+        key: value
+        for key in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+        if isinstance(value := schema.get(key), int | float) and not isinstance(value, bool)
+    }
+    for key, value in bounds.items():
+        if value > _EXACT if key.endswith("inimum") else value < -_EXACT:
+            raise refuse(f"{where}.{key}", "is beyond 2^53, which cannot be enforced exactly")
+    kinds = schema.get("type", "number")
+    if "number" not in (kinds if isinstance(kinds, list) else [kinds]):
+        return
+    for excluded, others in (
+        ("exclusiveMinimum", ("maximum", "exclusiveMaximum")),
+        ("exclusiveMaximum", ("minimum", "exclusiveMinimum")),
+    ):
+        value = bounds.get(excluded)
+        if value is None or value != value // 1:
+            continue
+        if any(abs(bounds[other] - value) < 1 for other in others if other in bounds):
+            raise refuse(
+                f"{where}.{excluded}",
+                "cannot be enforced on a whole number with the other bound less than 1 away; name the least or the "
+                f"largest number itself with {'minimum' if excluded == 'exclusiveMinimum' else 'maximum'}",
+            )
 
 
 def _parts(key: str, value: Any, path: str) -> list[tuple[str, Any]]:  # noqa: ANN401
@@ -163,7 +211,7 @@ class _Finiteness:
 
     def _reference(self, schema: dict[str, Any]) -> bool:
         reference = schema.get("$ref")
-        if not isinstance(reference, str) or not reference.startswith("#"):
+        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
             return True  # llguidance refuses what it cannot resolve
         target = self._root
         for part in reference[1:].split("/")[1:]:
