@@ -62,6 +62,10 @@ class ResourceExhaustedError(EdgedError):
     code = Code.RESOURCE_EXHAUSTED
 
 
+class MessageTooLargeError(ResourceExhaustedError):
+    """A message is over the daemon's limit: unlike a full queue, it will be refused again."""
+
+
 class FailedPreconditionError(EdgedError):
     """The system is not in the state that the call needs."""
 

@@ -11,6 +11,7 @@ from edged.errors import (
     EdgedError,
     InternalError,
     LedgerError,
+    MessageTooLargeError,
     UnreachableError,
 )
 
@@ -68,4 +69,6 @@ def exit_code_of(error: EdgedError) -> ExitCode:
         return ExitCode.NO
     if isinstance(error, InternalError):
         return ExitCode.FAILED
+    if isinstance(error, MessageTooLargeError):
+        return ExitCode.REFUSED
     return ExitCode.REFUSED if error.code in _REFUSALS else ExitCode.FAILED

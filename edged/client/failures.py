@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from edged.errors import Code, EdgedError, InternalError, UnavailableError, UnreachableError, from_code
+from edged.errors import (
+    Code,
+    EdgedError,
+    MessageTooLargeError,
+    UnavailableError,
+    UnreachableError,
+    from_code,
+)
 
 if TYPE_CHECKING:
     from edged.client.address import Address
@@ -57,9 +64,9 @@ def read_failure(failure: grpc.RpcError, address: Address, timeout: float | None
             return UnreachableError(f"cannot reach edged at {address} yet: {message}", field="address")
         return UnavailableError(f"the connection to edged at {address} broke: {message}")
     if code is Code.RESOURCE_EXHAUSTED and "larger than max" in message:
-        message += " bytes: send less, or raise limits.message_size in the daemon's configuration"
-    if code is Code.INTERNAL:
-        return InternalError(message, field=field, retry_seconds=retry)
+        return MessageTooLargeError(
+            f"{message} bytes: send less, or raise limits.message_size in the daemon's configuration"
+        )
     return from_code(code.value, message, field=field, retry_seconds=retry)
 
 

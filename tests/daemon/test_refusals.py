@@ -160,7 +160,7 @@ def test_priority(client):
 
 
 def test_64_mib(daemon, client):
-    error = refused(client, "x" * (64 << 20), errors.ResourceExhaustedError)
+    error = refused(client, "x" * (64 << 20), errors.MessageTooLargeError)
     assert str(2 << 20) in error.message
     assert "limits.message_size" in error.message
     raw = send_raw(daemon, b"\0" * (64 << 20))
