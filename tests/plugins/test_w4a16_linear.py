@@ -20,7 +20,7 @@ from plugins_trt.packed import wide as packed_wide
 from plugins_trt.registry import KernelsError
 from plugins_trt.tensor_map import MAP_BYTES
 from plugins_trt.w4a16_linear import layout
-from plugins_trt.w4a16_linear.contract import FEW_ROWS, LinearPlan, W4A16Linear, tiles_of_block
+from plugins_trt.w4a16_linear.contract import FEW_ROWS, MAX_ROWS, LinearPlan, W4A16Linear, tiles_of_block
 from plugins_trt.w4a16_linear.launch import _FORMAT, FEW, MANY, WIDE, W4A16Multiplier, pack
 from plugins_trt.w4a16_linear.reference import w4a16_linear, widen
 
@@ -70,19 +70,27 @@ class Case:
         self.residual = normal(rows, outputs) if extras and not gated else None
         self.keep: list[torch.Tensor] = []
 
-    def arguments(self):
-        out = torch.full((len(self.x), self.columns), float("nan"), dtype=self.x.dtype, device=self.x.device)
+    def poisoned(self):
+        return torch.full((len(self.x), self.columns), float("nan"), dtype=self.x.dtype, device=self.x.device)
+
+    def launches(self, out):
+        """The arguments of each launch, as an executor cuts more rows than one takes."""
+        for first in range(0, len(out), MAX_ROWS):
+            yield self.arguments(out, slice(first, first + MAX_ROWS))[0]
+
+    def arguments(self, out=None, rows=slice(None)):
+        out = self.poisoned() if out is None else out
         # (Enough for as many shares of the inputs as there ever are.)
-        rows = 8 * len(self.x) * self.tiles.shape[0] * 16
-        workspace = torch.full((rows,), float("nan"), device=self.x.device)
+        sums = 8 * len(self.x[rows]) * self.tiles.shape[0] * 16
+        workspace = torch.full((sums,), float("nan"), device=self.x.device)
         self.keep += [out, workspace]
         return W4A16Linear(
-            x=array(self.x),
+            x=array(self.x[rows]),
             tiles=array(self.tiles),
             groups=array(self.groups),
-            out=array(out),
+            out=array(out[rows]),
             bias=None if self.bias is None else array(self.bias),
-            residual=None if self.residual is None else array(self.residual),
+            residual=None if self.residual is None else array(self.residual[rows]),
             workspace=array(workspace),
             gated=self.gated,
             symmetric=self.symmetric,
@@ -142,6 +150,20 @@ def test_a_lanes_words_hold_pairs_where_a_register_has_them():
 
 
 # ---------------------------------------------------------------- the contract
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_launches_cover_every_row_once(gated):
+    for rows in range(1, 71):
+        case = Case(rows, 16, 64, gated=gated)
+        out, row = case.poisoned(), 0
+        for args in case.launches(out):
+            assert 1 <= args.rows <= MAX_ROWS
+            for held, whole in ((args.x, case.x), (args.out, out), (args.residual, case.residual)):
+                assert (held is None) == (whole is None)
+                assert held is None or held.pointer == whole[row:].data_ptr()
+            row += args.rows
+        assert row == rows
 
 
 def test_arguments_are_refused_by_name():
@@ -396,8 +418,9 @@ def multiplier(dtype):
 
 
 def run(case):
-    args, out = case.arguments()
-    multiplier(case.dtype)(args, gpu().stream)
+    out = case.poisoned()
+    for args in case.launches(out):
+        multiplier(case.dtype)(args, gpu().stream)
     gpu().stream.synchronize()
     return out
 
@@ -406,7 +429,7 @@ def run(case):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("group", "gated"), [(64, False), (128, False), (128, True)])
 def test_every_number_of_rows_equals_the_reference(dtype, group, gated):
-    for rows in range(1, 65):
+    for rows in range(1, 71):
         case = Case(
             rows,
             16 * (rows % 13 + 1),
