@@ -375,3 +375,16 @@ def test_excluded_numbers_do_not_come(schema, tokenizer):
 
 def test_an_anchor_is_no_way_back_to_the_start():
     assert read_schema('{"$defs": {"a": {"$anchor": "q", "type": "boolean"}}, "$ref": "#q"}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ('{"type": "string", "mystery": 1}', r"\$\.mystery cannot be enforced"),
+        ('{"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}', "without an end"),
+    ],
+)
+def test_a_schema_inside_a_grammar_is_held_to_the_same(schema, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        check("lark", f'start: "a" %json {schema}')
+    assert check("lark", 'start: "a" %json {"type": "boolean", "x-guidance": {"whitespace_flexible": false}}')

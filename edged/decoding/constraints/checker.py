@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+import re
 import resource
 import sys
 import time
@@ -117,6 +118,7 @@ def _grammar(kind: str, text: str) -> str:
             raise _refusal(
                 kind, f"never comes to an end: no alternative of the rule {rule} is without itself; add one"
             )
+        _check_schemas(text)
         return lark_grammar(text)
     if kind == CHOICE:
         return choice_grammar(json.loads(text))
@@ -125,6 +127,24 @@ def _grammar(kind: str, text: str) -> str:
     if kind == READY_MADE and text in READY_MADE_GRAMMARS:
         return READY_MADE_GRAMMARS[text]
     raise _refusal(kind, f"is {text[:60]!r}; use one of {', '.join(READY_MADE_GRAMMARS)}")
+
+
+def _check_schemas(lark: str) -> None:
+    """Hold the schemas inside a grammar to what those on their own are held to.
+
+    Raises:
+        InvalidArgumentError: One cannot be enforced.
+    """
+    for found in re.finditer(r"%json\s*(?=\{)", lark):
+        try:
+            schema, _ = json.JSONDecoder().raw_decode(lark, found.end())
+        except (ValueError, RecursionError):
+            continue  # llguidance says what is wrong with it, or it stands in a text
+        schema.pop("x-guidance", None)
+        try:
+            read_schema(json.dumps(schema))
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"{LARK}: {error.message}", field=LARK) from None
 
 
 def _try(matcher: llguidance.LLMatcher, kind: str) -> None:
