@@ -239,4 +239,8 @@ __device__ __forceinline__ void few(const Linear& args) {
     FEW(type, suffix, 16, 1, 2, 2)
 
 FEW_OF(F16, f16, 1)  // (float16 takes more registers)
+#if __CUDA_ARCH__ >= 1200
+FEW_OF(BF16, bf16, 1)  // (the compiler needs a register more there)
+#else
 FEW_OF(BF16, bf16, 2)
+#endif
