@@ -100,7 +100,7 @@ def test_reflection_describes_the_api(daemon):
         }
         pool = DescriptorPool(database)
         service = pool.FindServiceByName("edged.v1.Inference")
-        assert {method.name for method in service.methods} == {"Generate", "Tokenize", "Detokenize"}
+        assert {method.name for method in service.methods} == {"Generate", "Tokenize", "Detokenize", "Embed"}
         assert service.methods_by_name["Generate"].input_type.fields_by_name["sampling"].number == 5
 
 
