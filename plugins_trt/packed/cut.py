@@ -70,6 +70,16 @@ class Cut:
     in_clusters: bool
     """Whether a cluster's thread blocks add the shares up; else another launch does, from the workspace."""
 
+    @property
+    def cluster(self) -> int:
+        """Thread blocks of a cluster."""
+        return self.shares if self.in_clusters else 1
+
+    @property
+    def is_added_up_after(self) -> bool:
+        """Whether another launch adds the shares up."""
+        return self.shares > self.cluster
+
 
 _START = 5.3
 _JOIN = 0.3

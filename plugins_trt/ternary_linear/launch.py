@@ -178,9 +178,9 @@ class TernaryMultiplier:
             *maps,
             *packed,
             shared_size=wide_bytes(kind, fine=fine),
-            cluster=(1, cut.shares if cut.in_clusters else 1, 1),
+            cluster=(1, cut.cluster, 1),
         )
-        if cut.shares > 1 and not cut.in_clusters:
+        if cut.is_added_up_after:
             self._add_up(args, packed, stream)
 
     def _add_up(self, args: TernaryLinear, packed: tuple[int, ...], stream: Any) -> None:  # noqa: ANN401

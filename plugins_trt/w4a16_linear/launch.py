@@ -165,7 +165,8 @@ class W4A16Multiplier:
         """
         plan = args.plan(self.multiprocessors)
         gated, group = args.gated, args.group
-        few, wide = self.few_of(args), self.wide_of(args)
+        few = self.few_of(args)
+        wide = self.wide_of(args) if few is None else None
         if few is not None:
             kind, blocks, unit = few
             grid, threads, shared = (blocks, 1, 1), 32 * _FEW_WARPS, kind.shared_bytes(args.group)
@@ -212,9 +213,9 @@ class W4A16Multiplier:
             stream,
             (*maps, *packed),
             wide_bytes(kind, args.group),
-            cut.shares if cut.in_clusters else 1,
+            cut.cluster,
         )
-        if cut.shares > 1 and not cut.in_clusters:
+        if cut.is_added_up_after:
             self._add_up(args, packed, stream)
 
     def _add_up(self, args: W4A16Linear, packed: tuple[int, ...], stream: Any) -> None:  # noqa: ANN401
