@@ -198,7 +198,7 @@ def test_systemd_hears_of_it(start_daemon, tmp_path):
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(60)
         daemon = start_daemon(
-            wait=False, fake={"slow_load": 1.5}, environment={"NOTIFY_SOCKET": str(tmp_path / "notify")}
+            wait=False, fake={"slow_load": 0.6}, environment={"NOTIFY_SOCKET": str(tmp_path / "notify")}
         )
         messages = []
         while not messages or "READY=1" not in messages[-1]:
