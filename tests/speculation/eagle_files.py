@@ -9,27 +9,32 @@ import torch
 from safetensors.numpy import save_file
 
 
+def layer_shapes(prefix, config, *, inputs):
+    """The weights that a draft's layer has in every layout, by name; attention reads ``inputs`` channels."""
+    hidden, wide = config["hidden_size"], config["intermediate_size"]
+    head = config.get("head_dim", hidden // config["num_attention_heads"])
+    q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    return {
+        f"{prefix}self_attn.q_proj.weight": (q, inputs),
+        f"{prefix}self_attn.k_proj.weight": (kv, inputs),
+        f"{prefix}self_attn.v_proj.weight": (kv, inputs),
+        f"{prefix}self_attn.o_proj.weight": (hidden, q),
+        f"{prefix}mlp.gate_proj.weight": (wide, hidden),
+        f"{prefix}mlp.up_proj.weight": (wide, hidden),
+        f"{prefix}mlp.down_proj.weight": (hidden, wide),
+        f"{prefix}post_attention_layernorm.weight": (hidden,),
+    }
+
+
 def write_draft(folder, target, *, seed=0, minicpm=False, changes=None, tensors=None):
     """A random draft of a target's configuration; ``changes`` to its configuration, ``tensors`` to its tensors."""
     folder.mkdir(exist_ok=True)
     config = {**target, "num_hidden_layers": 1, **(changes or {})}
     (folder / "config.json").write_text(json.dumps(config))
     r = np.random.default_rng(seed)
-    hidden, wide = target["hidden_size"], target["intermediate_size"]
-    head = target.get("head_dim", hidden // target["num_attention_heads"])
-    q, kv = target["num_attention_heads"] * head, target["num_key_value_heads"] * head
+    hidden = target["hidden_size"]
     layer = "eagle_layers.0." if minicpm else "layers.0."
-    shapes = {
-        "fc.weight": (hidden, 2 * hidden),
-        f"{layer}self_attn.q_proj.weight": (q, hidden),
-        f"{layer}self_attn.k_proj.weight": (kv, hidden),
-        f"{layer}self_attn.v_proj.weight": (kv, hidden),
-        f"{layer}self_attn.o_proj.weight": (hidden, q),
-        f"{layer}mlp.gate_proj.weight": (wide, hidden),
-        f"{layer}mlp.up_proj.weight": (wide, hidden),
-        f"{layer}mlp.down_proj.weight": (hidden, wide),
-        f"{layer}post_attention_layernorm.weight": (hidden,),
-    }
+    shapes = {"fc.weight": (hidden, 2 * hidden), **layer_shapes(layer, target, inputs=hidden)}
     if minicpm:
         norms = ("input_norm1.weight", "input_norm2.weight", f"{layer}input_layernorm.weight")
         shapes |= dict.fromkeys(norms, (hidden,))

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import torch
+from eagle_files import layer_shapes
 from quantized_files import Integers, gptq_tensors
 from safetensors.numpy import load_file, save_file
 
@@ -36,19 +37,11 @@ def tensors(kind, config, *, seed=0, biases=False, head_norms=False, own_tokens=
     """Random ones in the layout's spelling."""
     fc, embedding_norm, hidden_norm, attention_norm, final_norm, layer = NAMES[kind]
     r = np.random.default_rng(seed)
-    h, wide, size = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    h, size = config["hidden_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
-    inputs = 2 * h if kind == "eagle3" else h
     shapes = {
         f"{fc}.weight": (h, (3 if kind == "eagle3" else 2) * h),
-        f"{layer}self_attn.q_proj.weight": (q, inputs),
-        f"{layer}self_attn.k_proj.weight": (kv, inputs),
-        f"{layer}self_attn.v_proj.weight": (kv, inputs),
-        f"{layer}self_attn.o_proj.weight": (h, q),
-        f"{layer}mlp.gate_proj.weight": (wide, h),
-        f"{layer}mlp.up_proj.weight": (wide, h),
-        f"{layer}mlp.down_proj.weight": (h, wide),
-        f"{layer}post_attention_layernorm.weight": (h,),
+        **layer_shapes(layer, config, inputs=2 * h if kind == "eagle3" else h),
     }
     norms = (embedding_norm, hidden_norm, attention_norm, final_norm)
     shapes |= {f"{name}.weight": (h,) for name in norms if name is not None}
