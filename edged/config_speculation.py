@@ -40,6 +40,13 @@ class SpeculationConfig:
             default="tree_size - 1; with eagle and mtp at most 6",
         ),
     )
+    adaptive: bool = field(
+        default=True,
+        metadata=_key(
+            "Verify only the drafts that pay by what was measured of steps and acceptance; false verifies all that are "
+            "drafted, whatever it costs: for measurements, and where a request must take the same steps each time"
+        ),
+    )
     draft: Path | None = field(
         default=None,
         metadata=_key(

@@ -77,6 +77,7 @@ class Speculator:
         priors: Acceptance by the draft's classes before anything was seen.
         tree_size: Most nodes of a tree, its root included.
         depth: Most draft tokens of a path.
+        adaptive: Whether only what pays is verified; else whatever is drafted and has room.
     """
 
     def __init__(
@@ -86,8 +87,10 @@ class Speculator:
         *,
         tree_size: int,
         depth: int,
+        adaptive: bool = True,
     ) -> None:
         self.tree_size, self.depth = tree_size, depth
+        self._adaptive = adaptive
         self.costs = StepCosts()
         self.drafted = 0
         """Draft tokens that were verified, of all requests."""
@@ -102,7 +105,7 @@ class Speculator:
 
     def wants(self, drafts: SequenceDrafts) -> bool:
         """Whether a sequence may draft at all; it costs nothing to ask."""
-        return self.tree_size > 1 and drafts.credit >= 0
+        return self.tree_size > 1 and (drafts.credit >= 0 or not self._adaptive)
 
     def propose(self, drafts: SequenceDrafts, answer: Sequence[int], depth: int) -> Proposal | None:
         """A sequence's guess.
@@ -124,6 +127,8 @@ class Speculator:
             offers: One for each stream of the step.
             room: Tokens that the step may hold beside one for each stream.
         """
+        if not self._adaptive:
+            return self._all(offers, room)
         streams = len(offers)
         none: list[Proposal | None] = [None] * streams
         if self.costs.plain(streams) is None:
@@ -197,6 +202,17 @@ class Speculator:
         drafts.accepted += accepted
         self.drafted += len(tree) - 1
         self.accepted += accepted
+
+    def _all(self, offers: Sequence[Offer | None], room: int) -> list[Proposal | None]:
+        """What is drafted, the likeliest of each; where that is more than there is room for, each has a fair part."""
+        chosen: list[Proposal | None] = []
+        for left, offer in zip(range(len(offers), 0, -1), offers, strict=True):
+            nodes = 0 if offer is None else min(len(offer.order), self.tree_size - 1, room // left)
+            room -= nodes
+            chosen.append(
+                offer.proposal.part(sorted(offer.order[:nodes])) if offer is not None and nodes else None
+            )
+        return chosen
 
     def _is_worth_its_risk(self, streams: int, offer: Offer) -> bool:
         """Whether an offer pays by itself, and its sequence may lose what its failure would cost."""

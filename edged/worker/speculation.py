@@ -45,7 +45,13 @@ def make_speculator(config: ModelConfig, executor: Executor) -> Speculator | Non
     if executor.draft_model is not None:
         make_draft = partial(EagleDraft, model=executor.draft_model, width=speculation.width)
         priors = expansion.PRIOR_RATES
-    speculator = Speculator(make_draft, priors, tree_size=speculation.tree_size, depth=speculation.most_depth)
+    speculator = Speculator(
+        make_draft,
+        priors,
+        tree_size=speculation.tree_size,
+        depth=speculation.most_depth,
+        adaptive=speculation.adaptive,
+    )
     most = min(speculation.tree_size, executor.limits.tree_tokens)
     seconds = measure_steps(executor, most)
     speculator.costs.note_loaded(seconds)

@@ -66,7 +66,7 @@ def test_every_key_arrives():
             residency: evictable
             threads: 4
             attention: {mode: sparse, dense_below: 0, top_k: 32, window: 1024, init_blocks: 2, lse: exact}
-            speculation: {method: off, tree_size: 12, depth: 4, window: 512, width: 8, residual_layers: 32}
+            speculation: {method: off, tree_size: 12, depth: 4, adaptive: false, window: 512, width: 8, residual_layers: 32}
             rope_scaling: {preset: minicpm4-128k}
             tool_format: minicpm4
             reasoning_format: none
@@ -109,7 +109,9 @@ def test_every_key_arrives():
             residency="evictable",
             threads=4,
             attention=AttentionConfig("sparse", 0, 32, 1024, 2, "exact"),
-            speculation=SpeculationConfig("off", 12, 4, window=512, width=8, residual_layers=32),
+            speculation=SpeculationConfig(
+                "off", 12, 4, adaptive=False, window=512, width=8, residual_layers=32
+            ),
             rope_scaling=RopeScalingConfig(preset="minicpm4-128k"),
             tool_format="minicpm4",
             reasoning_format="none",

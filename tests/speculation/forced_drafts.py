@@ -8,21 +8,6 @@ from edged.speculation.speculator import Speculator
 from edged.speculation.tree import Proposal
 
 
-class ForcedSpeculator(Speculator):
-    """Verifies whatever is drafted, as far as the step has room."""
-
-    def wants(self, drafts):
-        return self.tree_size > 1
-
-    def choose(self, offers, room):
-        chosen = []
-        for left, offer in zip(range(len(offers), 0, -1), offers, strict=True):
-            nodes = 0 if offer is None else min(len(offer.order), self.tree_size - 1, room // left)
-            room -= nodes
-            chosen.append(offer.proposal.part(sorted(offer.order[:nodes])) if nodes else None)
-        return chosen
-
-
 class GuessingDraft:
     """Bushy trees of tokens that are partly what will come.
 
@@ -70,4 +55,6 @@ class GuessingDraft:
 
 def forced(make_draft, tree_size, depth=None):
     """A speculator that verifies every guess."""
-    return ForcedSpeculator(make_draft, (0.5,), tree_size=tree_size, depth=depth or max(tree_size - 1, 1))
+    return Speculator(
+        make_draft, (0.5,), tree_size=tree_size, depth=depth or max(tree_size - 1, 1), adaptive=False
+    )
