@@ -24,11 +24,10 @@ SIZES = (
 
 def products(kind: str) -> int:
     """Runs all products of one kind and checks them; how many there were."""
-    import test_ternary_linear as ternary
-    import test_w4a16_linear as w4a16
+    from decode_cases import error
+    from linear_cases import ROW, TOLERANCE, TernaryCase, W4A16Case
 
-    module = w4a16 if kind == "w4a16" else ternary
-    groups = (64, 128) if kind == "w4a16" else (ternary.ROW, 32, 128)
+    of_kind, groups = (W4A16Case, (64, 128)) if kind == "w4a16" else (TernaryCase, (ROW, 32, 128))
     count = 0
     for place, (rows, outputs, inputs) in enumerate(SIZES):
         for number, group in enumerate(groups):
@@ -36,14 +35,14 @@ def products(kind: str) -> int:
             gated = (place // 2 + number) % 2 == 1
             dtype = DTYPES[(place + number) % 2]
             wide = outputs // 16 * 16 if gated else outputs
-            case = module.Case(rows, wide, inputs, group=group, gated=gated, dtype=dtype)
+            case = of_kind(rows, wide, inputs, group=group, gated=gated, dtype=dtype)
             expected = case.expected()
             for name in ("tiles", "groups", "scales", "x", "bias", "residual"):
                 value = getattr(case, name, None)
                 if value is not None:
                     setattr(case, name, value.cuda())
-            found = w4a16.error(module.run(case).cpu(), expected)
-            if not found < module.TOLERANCE:
+            found = error(case.run().cpu(), expected)
+            if not found < TOLERANCE:
                 raise AssertionError(
                     f"{kind} {rows} x {wide} x {inputs}, {group}, {dtype}, gated {gated}: error {found}"
                 )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from functools import lru_cache
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from decode_cases import array, error, gpu
+from decode_cases import array, error
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from linear_cases import EIGHT_B_LAYERS, ROW, TOLERANCE, TernaryCase
 from on_the_cpu import PLUGINS, Kernels
 
 from edged.checkpoint.ternary import pack_ternary_words
@@ -23,77 +24,12 @@ from plugins_trt.ternary_linear.contract import (
     FEW_ROWS,
     MAX_SUM_BYTES,
     LinearPlan,
-    TernaryLinear,
     sum_bytes,
 )
-from plugins_trt.ternary_linear.launch import _FORMAT, TernaryMultiplier, _pack
+from plugins_trt.ternary_linear.launch import _FORMAT, _pack
 from plugins_trt.ternary_linear.reference import ternary_linear, widen
 
-TOLERANCE = 5e-3
-ROW, MANY = 0, 0
-
-
-@lru_cache(maxsize=4)
-def weights(outputs, inputs, group, gated):
-    """Random ones, float32 `[N, K]`, and their layout."""
-    rng = np.random.default_rng(outputs + inputs)
-    codes = rng.integers(0, 3, (outputs, inputs), dtype=np.uint8)
-    scales = (rng.random((outputs, inputs // group)) * 0.02 + 0.001).astype(np.float16)
-    wide = codes.reshape(outputs, -1, group).astype(np.float32) - 1
-    wide *= scales.astype(np.float32)[..., None]
-    tiles = layout.pack_tiles(pack_ternary_words(codes), gated=gated).view(np.int32)
-    of_groups = layout.pack_scales(scales, inputs, gated=gated).view(np.int32)
-    return (
-        torch.from_numpy(wide.reshape(outputs, inputs)),
-        torch.from_numpy(tiles),
-        torch.from_numpy(of_groups),
-    )
-
-
-class Case:
-    """A product of random numbers, and what it should give."""
-
-    def __init__(
-        self, rows, outputs, inputs, *, group=128, dtype="bfloat16", gated=False, extras=True, device="cpu"
-    ) -> None:
-        generator = torch.Generator(device).manual_seed(rows)
-        self.weight, tiles, scales = weights(outputs, inputs, group or inputs, gated)
-        self.tiles, self.scales = tiles.to(device), scales.to(device)
-        kind = getattr(torch, dtype)
-
-        def normal(*shape):
-            return torch.randn(shape, generator=generator, device=device).to(kind)
-
-        self.dtype, self.gated, self.columns = dtype, gated, outputs // 2 if gated else outputs
-        self.x = normal(rows, inputs + 16)[:, :inputs]  # rows lie apart
-        self.bias = normal(outputs) if extras else None
-        self.residual = normal(rows, outputs) if extras and not gated else None
-        self.keep: list[torch.Tensor] = []
-
-    def arguments(self):
-        out = torch.full((len(self.x), self.columns), float("nan"), dtype=self.x.dtype, device=self.x.device)
-        # (Enough for as many shares of the inputs as there ever are.)
-        rows = 16 * len(self.x) * self.tiles.shape[0] * 16
-        workspace = torch.full((rows,), float("nan"), device=self.x.device)
-        self.keep += [out, workspace]
-        return TernaryLinear(
-            x=array(self.x),
-            tiles=array(self.tiles),
-            scales=array(self.scales),
-            out=array(out),
-            bias=None if self.bias is None else array(self.bias),
-            residual=None if self.residual is None else array(self.residual),
-            workspace=array(workspace),
-            gated=self.gated,
-        ), out
-
-    def expected(self):
-        out = self.x.float() @ self.weight.to(self.x.device).t()
-        if self.bias is not None:
-            out = out + self.bias.float()
-        if self.gated:
-            return torch.nn.functional.silu(out[:, : self.columns]) * out[:, self.columns :]
-        return out if self.residual is None else out + self.residual.float()
+MANY = 0
 
 
 # ---------------------------------------------------------------- the layout and its reference
@@ -106,7 +42,7 @@ class Case:
 )  # fmt: skip
 def test_the_layout_holds_every_weight_once(tiles, rest, steps, group, gated):
     outputs = 16 * tiles if gated else max(1, 16 * tiles - rest)
-    case = Case(2, outputs, (group or 32) * steps, group=group, gated=gated)
+    case = TernaryCase(2, outputs, (group or 32) * steps, group=group, gated=gated)
     rows = torch.from_numpy(layout.rows_of_tiles(outputs, gated=gated))
     inputs = case.x.shape[1]
     wide = widen(case.tiles, case.scales)
@@ -147,13 +83,12 @@ def test_a_lanes_words_hold_pairs_where_a_register_has_them():
 
 
 def test_arguments_are_refused_by_name():
-    case = Case(20, 48, 256, group=128)
+    case = TernaryCase(20, 48, 256, group=128)
     args, _ = case.arguments()
-    good = dict(vars(args))
 
     def refused(**changes):
         with pytest.raises(LaunchError) as caught:
-            TernaryLinear(**{**good, **changes}).plan(132)
+            replace(args, **changes).plan(132)
         return str(caught.value)
 
     def zeros(*shape, dtype=torch.int32):
@@ -173,9 +108,9 @@ def test_arguments_are_refused_by_name():
     )
     assert refused(bias=array(case.bias[:5])).startswith("bias: shape")
     assert refused(residual=array(case.residual[:5])).startswith("residual: shape")
-    gated = Case(2, 32, 128, gated=True)
+    gated = TernaryCase(2, 32, 128, gated=True)
     with pytest.raises(LaunchError, match=r"^residual: given, but gated"):
-        TernaryLinear(**{**vars(gated.arguments()[0]), "residual": zeros(2, 16, dtype=torch.bfloat16)})
+        replace(gated.arguments()[0], residual=zeros(2, 16, dtype=torch.bfloat16))
     for sizes, name in (
         ((16, 40, 40), "inputs: 40"),
         ((16, 64, 48), "group: 48"),
@@ -187,9 +122,9 @@ def test_arguments_are_refused_by_name():
             layout.check_sizes(*sizes)
     with pytest.raises(LaunchError, match=r"^outputs: 24, must be a multiple of 16"):
         layout.check_sizes(24, 64, 64, gated=True)
-    large = Case(20, 48, 4096, extras=False)
+    large = TernaryCase(20, 48, 4096, extras=False)
     with pytest.raises(LaunchError, match=r"^workspace: missing, this product needs"):
-        TernaryLinear(**{**vars(large.arguments()[0]), "workspace": None}).plan(132)
+        replace(large.arguments()[0], workspace=None).plan(132)
 
 
 @given(
@@ -248,7 +183,7 @@ def kernels(tmp_path_factory) -> Kernels:
     ],
 )
 def test_the_kernels_text_computes_the_product(kernels, sizes, options, cut, lazy):
-    case, rows, (splits, thread_blocks) = Case(*sizes, **options), sizes[0], cut
+    case, rows, (splits, thread_blocks) = TernaryCase(*sizes, **options), sizes[0], cut
     args, out = case.arguments()
     values = _pack(args, splits)
     suffix = "f16" if case.dtype == "float16" else "bf16"
@@ -270,21 +205,6 @@ def test_the_kernels_text_computes_the_product(kernels, sizes, options, cut, laz
 # ---------------------------------------------------------------- the kernels on a GPU
 
 
-@lru_cache(maxsize=2)
-def multiplier(dtype):
-    rig = gpu()
-    return TernaryMultiplier(
-        rig.kernels.operator("ternary_linear"), multiprocessors=rig.kernels.multiprocessors, dtype=dtype
-    )
-
-
-def run(case):
-    args, out = case.arguments()
-    multiplier(case.dtype)(args, gpu().stream)
-    gpu().stream.synchronize()
-    return out
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(
@@ -292,7 +212,7 @@ def run(case):
 )
 def test_every_number_of_rows_equals_the_reference(dtype, group, gated):
     for rows in range(1, 71):
-        case = Case(
+        TernaryCase(
             rows,
             16 * (rows % 13 + 1),
             128 * (rows % 9 + 1),
@@ -300,25 +220,14 @@ def test_every_number_of_rows_equals_the_reference(dtype, group, gated):
             dtype=dtype,
             gated=gated,
             device="cuda",
-        )
-        assert error(run(case), case.expected()) < TOLERANCE, rows
+        ).check_on_the_gpu()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 2, 4, 8, 16, 17, 32, 64, 500])
-@pytest.mark.parametrize(
-    ("outputs", "inputs", "gated"),
-    [
-        (4608, 4096, False),
-        (4096, 4096, False),
-        (32768, 4096, True),
-        (4096, 16384, False),
-        (73448, 1024, False),
-    ],
-)
+@pytest.mark.parametrize(("outputs", "inputs", "gated"), EIGHT_B_LAYERS)
 def test_the_layers_of_an_8b_model_equal_the_reference(rows, outputs, inputs, gated):
-    case = Case(rows, outputs, inputs, gated=gated, device="cuda")
-    assert error(run(case), case.expected()) < TOLERANCE
+    TernaryCase(rows, outputs, inputs, gated=gated, device="cuda").check_on_the_gpu()
 
 
 @pytest.mark.gpu
@@ -326,26 +235,17 @@ def test_odd_sizes_equal_the_reference():
     rng = random.Random(0)
     for _ in range(80):
         group = rng.choice([ROW, 32, 64, 128, 256])
-        case = Case(
+        TernaryCase(
             rng.randint(1, 200),
             rng.randint(1, 700),
             (group or 32) * rng.randint(1, 30),
             group=group,
             extras=rng.random() < 0.5,
             device="cuda",
-        )
-        assert error(run(case), case.expected()) < TOLERANCE, (case.x.shape, case.tiles.shape)
+        ).check_on_the_gpu()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 3, 16, 40])
 def test_the_same_input_gives_the_same_bits_and_the_residual_may_be_the_output(rows):
-    case = Case(rows, 4096, 4096, device="cuda")
-    first = run(case)
-    assert torch.equal(first, run(case))
-    args, _ = case.arguments()
-    stream = case.residual.clone()
-    in_place = TernaryLinear(**{**vars(args), "residual": array(stream), "out": array(stream)})
-    multiplier(case.dtype)(in_place, gpu().stream)
-    gpu().stream.synchronize()
-    assert torch.equal(stream, first)
+    TernaryCase(rows, 4096, 4096, device="cuda").check_the_bits_and_the_residual_as_output()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from decode_cases import array, gpu
+from linear_cases import ROW, TernaryCase
 from on_the_cpu import PLUGINS, Kernels
-from test_ternary_linear import ROW, Case
 
 from plugins_trt.contract import LaunchError
 from plugins_trt.ternary_linear.contract import TernaryWiden
@@ -41,7 +41,7 @@ def expected(case, first, rows):
 
 @pytest.mark.parametrize(("sizes", "options", "part"), PARTS)
 def test_the_reference_gives_the_files_rows(sizes, options, part):
-    case, (first, rows) = Case(1, *sizes, **options), part
+    case, (first, rows) = TernaryCase(1, *sizes, **options), part
     found = widen_rows(
         case.tiles,
         case.scales,
@@ -55,7 +55,7 @@ def test_the_reference_gives_the_files_rows(sizes, options, part):
 
 
 def test_arguments_are_refused_by_name():
-    case = Case(1, 48, 128)
+    case = TernaryCase(1, 48, 128)
     good = vars(arguments(case, 8, 16)[0])
 
     def refused(**changes):
@@ -82,7 +82,7 @@ def kernels(tmp_path_factory) -> Kernels:
 
 @pytest.mark.parametrize(("sizes", "options", "part"), PARTS)
 def test_the_kernels_text_widens(kernels, sizes, options, part):
-    case = Case(1, *sizes, **options)
+    case = TernaryCase(1, *sizes, **options)
     args, out = arguments(case, *part)
     suffix = "f16" if case.dtype == "float16" else "bf16"
     grid = (-(-sizes[1] // 1024), -(-part[1] // 8))
@@ -102,7 +102,7 @@ def test_the_kernels_text_widens(kernels, sizes, options, part):
     ],
 )
 def test_every_weight_on_a_gpu_is_the_files(sizes, options, part, dtype):
-    case = Case(1, *sizes, **{**options, "dtype": dtype}, device="cuda")
+    case = TernaryCase(1, *sizes, **{**options, "dtype": dtype}, device="cuda")
     args, out = arguments(case, *part)
     TernaryWidener(gpu().kernels.operator("ternary_linear"), dtype=dtype)(args, gpu().stream)
     gpu().stream.synchronize()
