@@ -2,52 +2,33 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from decode_cases import array, gpu
+from linear_cases import W4A16Case
 from on_the_cpu import PLUGINS, Kernels
 
 from plugins_trt.contract import LaunchError
-from plugins_trt.w4a16_linear import layout
 from plugins_trt.w4a16_widen.contract import W4A16Widen
 from plugins_trt.w4a16_widen.launch import _FORMAT, W4A16Widener, pack
 from plugins_trt.w4a16_widen.reference import widen_rows
 
 
-class Case:
+class Case(W4A16Case):
     """Random weights; what is written besides the rows asked for would overwrite NaN."""
 
-    def __init__(self, outputs, inputs, *, group=64, gated=False, dtype="bfloat16", device="cpu"):
-        rng = np.random.default_rng(outputs + inputs)
-        numbers = rng.integers(0, 16, (outputs, inputs), dtype=np.uint8)
-        packed = np.zeros((outputs, inputs // 8), np.uint32)
-        for place in range(8):
-            packed |= numbers[:, place::8].astype(np.uint32) << np.uint32(4 * place)
-        scales = (rng.random((outputs, inputs // group)) * 0.02 + 0.001).astype(np.float16)
-        zeros = rng.integers(0, 16, (outputs, inputs // group), dtype=np.uint8)
-        wide = numbers.reshape(outputs, -1, group).astype(np.float32) - zeros[..., None]
-        wide *= scales.astype(np.float32)[..., None]
-        self.dtype = getattr(torch, dtype)
-        self.weight = torch.from_numpy(wide.reshape(outputs, inputs)).to(device)
-        self.tiles, self.groups = (
-            torch.from_numpy(part.view(np.int32)).to(device)
-            for part in (
-                layout.pack_tiles(packed, gated=gated),
-                layout.pack_groups(scales, zeros, gated=gated),
-            )
-        )
-        self.outputs, self.gated = outputs, gated
+    def __init__(self, outputs, inputs, **options):
+        super().__init__(1, outputs, inputs, **options)
+        self.outputs = outputs
 
-    def arguments(self, first, rows):
-        whole = torch.full((rows + 9, self.weight.shape[1]), float("nan"), dtype=self.dtype)
-        self.whole = whole.to(self.weight.device)
+    def widening(self, first, rows):
+        whole = torch.full((rows + 9, self.weight.shape[1]), float("nan"), dtype=self.x.dtype)
+        self.whole = whole.to(self.x.device)
         out = array(self.whole[:rows])
         return W4A16Widen(array(self.tiles), array(self.groups), out, self.outputs, first, gated=self.gated)
 
     def check(self, first, rows):
-        expected = self.weight[first : first + rows].to(self.dtype)
-        assert torch.equal(self.whole[:rows], expected)
+        assert torch.equal(self.whole[:rows], self.weight[first : first + rows].to(self.x))
         assert self.whole[rows:].isnan().all()
 
 
@@ -72,7 +53,7 @@ def test_the_reference_gives_the_files_rows(sizes, options, part):
 
 def test_arguments_are_refused_by_name():
     case = Case(48, 128)
-    good = vars(case.arguments(8, 16))
+    good = vars(case.widening(8, 16))
 
     def refused(**changes):
         with pytest.raises(LaunchError) as caught:
@@ -97,8 +78,8 @@ def kernels(tmp_path_factory) -> Kernels:
 @pytest.mark.parametrize(("sizes", "options", "part"), PARTS)
 def test_the_kernels_text_widens(kernels, sizes, options, part):
     case = Case(*sizes, **options)
-    args = case.arguments(*part)
-    suffix = "f16" if case.dtype == torch.float16 else "bf16"
+    args = case.widening(*part)
+    suffix = "f16" if case.dtype == "float16" else "bf16"
     grid = (-(-sizes[1] // 512), -(-part[1] // 8))
     kernels.run(f"w4a16_widen_{suffix}", _FORMAT, pack(args), grid, lazy=False)
     case.check(*part)
@@ -118,7 +99,7 @@ def test_the_kernels_text_widens(kernels, sizes, options, part):
 def test_every_weight_on_a_gpu_is_the_references(sizes, options, part, dtype):
     rig = gpu()
     case = Case(*sizes, **{**options, "dtype": dtype}, device="cuda")
-    args = case.arguments(*part)
+    args = case.widening(*part)
     W4A16Widener(rig.kernels.operator("w4a16_widen"), dtype=dtype)(args, rig.stream)
     rig.stream.synchronize()
     case.check(*part)
