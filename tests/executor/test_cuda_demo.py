@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cuda_models import SMALL, write_model
 from executor_runner import Runner, load
-from test_cuda_executor import SMALL, write_model
 
 from edged.config import AttentionConfig, ModelConfig
 from edged.executor.base import SamplingRow

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cuda_models import SMALL, WIDE, write_model
 from executor_runner import Runner
 from host_device import HostDevice
-from test_cuda_executor import SMALL, WIDE, write_model
 from test_cuda_trees import assert_greedy
 from test_trees import tree_batch
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from cuda_models import FEW, SETTINGS, SMALL, WIDE, error, write_model
 from executor_runner import Runner, load
 from host_device import HostDevice
-from test_cuda_executor import FEW, SETTINGS, SMALL, WIDE, error, write_model
 
 from edged.config import AttentionConfig, ModelConfig
 from edged.executor.cuda_executor import CudaExecutor
@@ -16,7 +16,7 @@ POOLS = ("keys", "values", "key_scales", "value_scales", "fine", "coarse")
 LENGTH = 520
 ALL = AttentionConfig(mode="sparse", dense_below=0, top_k=100, window=64)
 WORST = 0.06
-"""Mean difference over the spread of the logits: what bfloat16's activations cost (test_cuda_executor)."""
+"""Mean difference over the spread of the logits: what bfloat16's activations cost (cuda_models)."""
 
 
 @pytest.fixture(scope="module")

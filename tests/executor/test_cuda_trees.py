@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from cuda_models import ERROR, SMALL, WIDE, write_model
 from executor_runner import Runner
 from host_device import HostDevice
-from test_cuda_executor import ERROR, SMALL, WIDE, write_model
 from test_trees import masks_of, path_to, random_tree, scattered, tree_batch
 
 from edged.config import AttentionConfig, ModelConfig, SpeculationConfig

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cuda_models import SMALL, write_model
 from executor_runner import Runner
 from host_device import HostDevice
-from test_cuda_executor import SMALL, write_model
 
 from edged.config import ModelConfig
 from edged.executor.base import SamplingRow

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from cuda_models import write_model
 from executor_runner import Runner, load
-from test_cuda_executor import write_model
 from test_sparse import ALL, CONFIG, FEW, LENGTH
 from test_trees import alone, masks_of, path_to, random_tree, scattered, tree_batch
 

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cuda_models import MODELS as DENSE
+from cuda_models import write_model
 from executor_runner import Runner, load
 from host_device import HostDevice
 from tensorrt_stand_in import (
@@ -23,8 +25,6 @@ from tensorrt_stand_in import (
     provide,
     with_engine_bytes,
 )
-from test_cuda_executor import MODELS as DENSE
-from test_cuda_executor import write_model
 from test_cuda_packed import MODELS as PACKED
 from test_cuda_packed import write_packed
 
