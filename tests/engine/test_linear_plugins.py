@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 import pytest
-from packed_models import MODELS
+from packed_inputs import MODELS
 from tensorrt_case import tensorrt_rtx
 
 from edged.engine.builder import build

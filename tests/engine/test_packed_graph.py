@@ -8,7 +8,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
-from packed_models import GPTQ, LLAMA, MODELS, weight_inputs, write_packed
+from packed_inputs import MODELS, weight_inputs, write_named
+from packed_models import GPTQ, LLAMA
 from reference_attention import Attention, LayerPages
 from reference_linear import TernaryLinear, W4A16Linear
 from small_models import CONFIGS, Sequences, graph_inputs, write_model
@@ -32,7 +33,7 @@ def test_the_graph_of_a_packed_model_gives_the_logits_of_the_torch_executor(
 ) -> None:
     from edged.executor.torch_executor import TorchExecutor
 
-    architecture = write_packed(tmp_path, MODELS[name])
+    architecture = write_named(tmp_path, name)
     executor = TorchExecutor(
         ModelConfig(name, tmp_path, context_length=CONTEXT, max_sequences=2, prefill_chunk=CONTEXT, threads=1)
     )
@@ -99,7 +100,7 @@ def test_packed_weights_that_no_plugin_takes_are_refused(quantization: dict[str,
 def test_packed_weights_are_the_same_however_they_are_cut(
     name: str, slab: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    architecture = write_packed(tmp_path, MODELS[name])
+    architecture = write_named(tmp_path, name)
     whole = weight_inputs(tmp_path, architecture)
     monkeypatch.setattr(tensorrt_weights, "_SLAB_OUTPUTS", slab)
     cut = weight_inputs(tmp_path, architecture)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from packed_models import MODELS
+from packed_inputs import MODELS
 from small_models import CONFIGS, model_folder
 from tensorrt_case import tensorrt_rtx
 

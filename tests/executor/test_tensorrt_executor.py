@@ -4,20 +4,16 @@ with PyCUDA, captured graphs and our kernels, where torch stands in for TensorRT
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from cuda_models import MODELS as DENSE
-from cuda_models import write_model
 from executor_runner import Runner, load
-from host_device import HostDevice
+from tensorrt_models import FEW, MODELS, SETTINGS, config_of, open_executor, prompt, references, write_folder
 from tensorrt_stand_in import (
     CONTEXT_BYTES,
     StandInDevice,
@@ -25,95 +21,24 @@ from tensorrt_stand_in import (
     provide,
     with_engine_bytes,
 )
-from test_cuda_packed import MODELS as PACKED
-from test_cuda_packed import write_packed
 
-from edged.checkpoint.folder_record import model_key
-from edged.checkpoint.reference_logits import ReferenceLogits
 from edged.config import AttentionConfig, ModelConfig
-from edged.engine.store import EngineStore
-from edged.errors import CheckpointError, FailedPreconditionError, LedgerError, UnsupportedError
+from edged.errors import FailedPreconditionError, LedgerError, UnsupportedError
 from edged.executor.base import SamplingRow
-from edged.executor.engine_check import compare_engine, read_reference, verdict
 from edged.executor.host_sampler import HostOptions, HostSampler
-from edged.executor.tensorrt_device import EngineKernels
 from edged.executor.tensorrt_executor import TensorRTExecutor
 from edged.memory.buffers import step_buffers, weight_buffers
 from edged.memory.cuda_buffers import captured_sizes
 from plugins_trt.sample.reference import sample
 
-SETTINGS = {"context_length": 512, "max_sequences": 3, "prefill_chunk": 128}
-FEW = AttentionConfig(mode="sparse", dense_below=150, top_k=2, window=64)
 ERROR = 0.012
 """Mean difference of float16 from fp32 over the spread of the logits."""
-FOLDERS = {
-    "dense, tied": {**DENSE["small"], "tie_word_embeddings": True},
-    "biased": DENSE["biased"],
-    "4-bit": PACKED["gptq, a group a row, biases"],
-    "ternary": PACKED["ternary, group 128"],
-}
-
-
-def references(plan: Any) -> EngineKernels:
-    """The kernels' references, on the pointers they are given."""
-    host = HostDevice().kernels(plan)
-    return EngineKernels(
-        attend=lambda args, _: host.attention(args),
-        multiply=lambda args, _: host.packed(args),
-        argmax=host.argmax,
-        sample=host.sample,
-    )
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root, made = tmp_path_factory.mktemp("models"), {}
-    for index, (name, config) in enumerate(FOLDERS.items()):
-        made[name] = root / str(index)
-        if isinstance(config, tuple):
-            write_packed(made[name], *config)
-        else:
-            write_model(made[name], config)
-        write_reference(made[name])
-    return made
-
-
-def write_reference(folder: Path) -> ReferenceLogits:
-    """As `edgectl models reference` does; the models have no tokenizer."""
-    executor = load(folder, context_length=128, prefill_chunk=128, max_sequences=4)
-    # In one piece for the profile of prompts, and a few tokens that are decoded.
-    tokens, positions = np.array(prompt(72, 9), np.int32), np.array([59, 63, 66, 71], np.int32)
-    runner = Runner(executor)
-    batch = runner.batch([(runner.sequence(tokens.tolist()), 72)])
-    logits = executor.logits(replace(batch, logit_rows=positions))
-    executor.close()
-    reference = ReferenceLogits(model_key(folder), tokens, positions, logits, {})
-    reference.write(folder)
-    return reference
-
-
-def config_of(folder: Path, **settings: Any) -> ModelConfig:
-    return ModelConfig(
-        "m", folder, executor="tensorrt", device="cuda", dtype="float16", **{**SETTINGS, **settings}
-    )
-
-
-def open_executor(folder: Path, place: str = "references", **settings: Any) -> Any:
-    config = config_of(folder, **settings)
-    device: Any = StandInDevice(references)
-    runtime: Any = StandInRuntime(config)
-    if place == "kernels":
-        from tensorrt_on_torch import TorchRuntime
-
-        from edged.executor.tensorrt_device import PyCudaDevice
-
-        torch.zeros(1, device="cuda")
-        device, runtime = PyCudaDevice(), TorchRuntime(config)
-    executor = TensorRTExecutor(
-        config, provide=provide, open_device=lambda: device, open_runtime=lambda _: runtime
-    )
-    executor.load(lambda *_: None)
-    return executor, device, runtime
+    root = tmp_path_factory.mktemp("models")
+    return {name: write_folder(root / str(index), name) for index, name in enumerate(MODELS)}
 
 
 @pytest.fixture(scope="module", params=["references", pytest.param("kernels", marks=pytest.mark.gpu)])
@@ -144,10 +69,6 @@ def fp32(folders: dict[str, Path]) -> Any:
         executor.close()
 
 
-def prompt(count: int, seed: int = 5) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 250, count).tolist()
-
-
 def assert_close(found: Any, expected: Any) -> None:
     assert found.shape == expected.shape
     assert np.abs(found - expected).mean() / expected.std() < ERROR
@@ -173,8 +94,8 @@ def ragged(runner: Runner) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("name", "attention"),
-    [*((name, AttentionConfig()) for name in FOLDERS), ("biased", FEW)],
-    ids=[*FOLDERS, "biased, sparse"],
+    [*((name, AttentionConfig()) for name in MODELS), ("biased", FEW)],
+    ids=[*MODELS, "biased, sparse"],
 )
 def test_ragged_steps_give_the_logits_of_the_torch_executor(
     name: str, attention: AttentionConfig, executors: Any, fp32: Any
@@ -307,113 +228,6 @@ def test_trees_and_quantized_pages_are_refused(folders: dict[str, Path], executo
     tree = type(batch)(**{**vars(batch), "tree_masks": np.array([1], np.uint64)})
     with pytest.raises(UnsupportedError, match="verifies no trees"):
         executor.logits(tree)
-
-
-def test_an_engine_whose_logits_are_the_references_passes_on_both_roads(
-    executors: Any, folders: dict[str, Path]
-) -> None:
-    executors("4-bit")
-    check = json.loads((folders["4-bit"] / "engines" / "engine" / "check.json").read_text())
-    assert check["passed"] is True
-    assert 0 < check["relative_rms"] < 0.02
-    assert check["divergence"] < 1e-3
-    assert "same first token in 100%" in check["decoded"]
-    assert check["prefilled"] != check["decoded"]
-
-
-def test_a_cache_that_cannot_be_written_keeps_no_verdict_and_serves(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise FailedPreconditionError("the cache cannot be written")
-
-    monkeypatch.setattr(EngineStore, "record_check", refuse)
-    executor, _, _ = open_executor(folders["biased"])
-    executor.close()
-
-
-def test_a_verdict_that_stands_is_not_written_again(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = config_of(folders["biased"])
-    monkeypatch.setattr(EngineStore, "record_check", lambda *_, **__: pytest.fail("it is known"))
-
-    def passed(config: ModelConfig, progress: Any) -> Any:
-        return replace(provide(config, progress), check={"passed": True})
-
-    executor = TensorRTExecutor(
-        config,
-        provide=passed,
-        open_device=lambda: StandInDevice(references),
-        open_runtime=lambda _: StandInRuntime(config),
-    )
-    executor.load(lambda *_: None)
-    executor.close()
-
-
-class Wrong(StandInRuntime):
-    """Engines that are wrong for a batch of one token alone, as TensorRT's have been."""
-
-    def load(self, engine: Any, stream: int) -> Any:
-        loaded = super().load(engine, stream)
-        evaluator, run = loaded.evaluator, loaded.evaluator.run
-
-        def spoiled(names: Any, feeds: Any) -> Any:
-            (logits,) = run(names, feeds)
-            return [logits[:, ::-1] if len(feeds["token_ids"]) == 1 else logits]
-
-        evaluator.run = spoiled
-        return loaded
-
-
-def test_an_engine_that_is_wrong_for_one_token_alone_is_refused_with_the_numbers(tmp_path: Path) -> None:
-    write_model(tmp_path, DENSE["small"])
-    write_reference(tmp_path)
-    config = config_of(tmp_path)
-    device = StandInDevice(references)
-    executor = TensorRTExecutor(
-        config, provide=provide, open_device=lambda: device, open_runtime=lambda _: Wrong(config)
-    )
-    with pytest.raises(FailedPreconditionError) as error:
-        executor.load(lambda *_: None)
-    assert "prefilled: relative RMS difference 0.00" in error.value.message
-    assert "decoded: relative RMS difference 1." in error.value.message
-    assert "edgectl build --rebuild" in error.value.message
-    assert device.closed
-    check = json.loads((tmp_path / "engines" / "engine" / "check.json").read_text())
-    assert check["passed"] is False
-    assert check["relative_rms"] > 1
-
-
-def test_a_model_without_reference_logits_is_refused_before_anything_is_built(tmp_path: Path) -> None:
-    write_model(tmp_path, DENSE["small"])
-    executor = TensorRTExecutor(config_of(tmp_path), provide=lambda *_: pytest.fail("a build"))
-    with pytest.raises(FailedPreconditionError, match=r"edgectl models reference"):
-        executor.load(lambda *_: None)
-
-
-def test_a_reference_of_other_weights_is_refused(tmp_path: Path) -> None:
-    write_model(tmp_path, DENSE["small"])
-    reference = write_reference(tmp_path)
-    replace(reference, key="another").write(tmp_path)
-    executor = TensorRTExecutor(config_of(tmp_path), provide=lambda *_: pytest.fail("a build"))
-    with pytest.raises(CheckpointError, match="belongs to other weights"):
-        executor.load(lambda *_: None)
-
-
-def test_a_prompt_longer_than_a_step_or_the_context_is_compared_as_far_as_it_goes(
-    folders: dict[str, Path],
-) -> None:
-    executor, _, runtime = open_executor(
-        folders["biased"], context_length=64, prefill_chunk=16, max_sequences=1
-    )
-    reference = read_reference(folders["biased"], 64)
-    assert reference.positions.tolist() == [59, 63]
-    assert len(reference.token_ids) == 64
-    compared = compare_engine(executor, reference)
-    assert verdict(compared)
-    assert {context.runs[-1] for context in runtime.engine.contexts[1:]} == {1, 2, 4, 8, 16, 32}
-    executor.close()
 
 
 SERVING = """

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from executor_runner import Runner, load
-from test_cuda_packed import MODELS as PACKED
-from test_cuda_packed import write_packed
+from packed_models import MODELS as PACKED
+from packed_models import write_packed
 from test_quantized_models import CASES, quantized
 from test_random_models import MODELS, save
 
