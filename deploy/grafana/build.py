@@ -100,6 +100,7 @@ PANELS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
             for metric, name in (
                 ("edged_requests_running", "running"),
                 ("edged_requests_waiting", "waiting"),
+                ("edged_requests_waiting_to_cool", "waiting to cool"),
                 ("edged_requests_suspended", "suspended"),
             )
         ],

@@ -87,7 +87,7 @@ def _models_table(status: control_pb2.GetStatusResponse) -> Table:
             str(model.max_sequences),
             f"{model.pages_free}/{model.pages}",
             str(model.running),
-            waiting,
+            f"{waiting}, {model.waiting_to_cool} for heat" if model.waiting_to_cool else waiting,
             str(model.prompt_tokens),
             str(model.generated_tokens),
         )

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 _MODEL = "gen_ai_request_model"
 _GAUGES = (
     ("edged_requests_running", "running", "Requests that take part in steps."),
-    ("edged_requests_waiting", "waiting", "Requests that wait."),
     ("edged_requests_suspended", "suspended", "Waiting requests that ran before and lie in host memory."),
     ("edged_kv_pages", "pages", "KV pages of 64 tokens in the pool."),
     ("edged_kv_pages_free", "pages_free", "KV pages that are free, cached ones among them."),
@@ -52,6 +51,9 @@ class Admission(Protocol):
     @property
     def capped(self) -> bool:
         """Whether fewer requests run at once because the board is hot."""
+
+    def waiting(self, model: str, /) -> int:
+        """Requests for a model that wait for that reason, which the engine does not know of."""
 
 
 class DaemonCollector(Collector):
@@ -134,6 +136,20 @@ class DaemonCollector(Collector):
 
     def _models(self) -> Iterator[Metric]:
         reports = list(self._supervisor.models.values())
+        held = {
+            report.name: 0 if self._admission is None else self._admission.waiting(report.name)
+            for report in reports
+        }
+        yield _gauge(
+            "edged_requests_waiting",
+            "Requests that wait, for whatever reason.",
+            {(_MODEL,): {(report.name,): float(report.waiting + held[report.name]) for report in reports}},
+        )
+        yield _gauge(
+            "edged_requests_waiting_to_cool",
+            "Those of them that wait because the board is hot, and for nothing else.",
+            {(_MODEL,): {(name,): float(count) for name, count in held.items()}},
+        )
         for name, field, text in _GAUGES:
             yield _gauge(name, text, {(_MODEL,): _by_model(reports, field)})
         for name, field, text in _COUNTERS:

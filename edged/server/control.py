@@ -206,6 +206,8 @@ class Control:
         report = supervisor.models.get(model.name)
         if report is not None:
             add_report(status, report)
+        status.waiting_to_cool = self._gate.waiting(model.name)
+        status.waiting += status.waiting_to_cool
         status.queue_capacity = self._config.queue.capacity
         return status
 

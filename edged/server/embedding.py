@@ -7,6 +7,7 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from edged.decoding.pooling import LAST, MEAN, Embedding
@@ -129,8 +130,9 @@ class Embedder:
             observed = self._metrics.observe(submit.request_id, EMBEDDINGS, traceparent_of(context))
             with request_scope(submit.request_id), observed:
                 observed.submit(submit)
-                async with self._gate.place(submit.deadline):
-                    found[index] = await self._one(submit, caller_of(context).client, observed)
+                arrived = msgspec.structs.replace(submit, arrived=time.monotonic())
+                async with self._gate.place(submit.model, submit.deadline):
+                    found[index] = await self._one(arrived, caller_of(context).client, observed)
 
     async def _one(self, submit: Submit, client: str, observed: Observation) -> inference_pb2.Embedding:
         stream = self._supervisor.submit(submit, client)

@@ -96,9 +96,11 @@ class Inference:
                 model = self._models.find(request.model)
                 caller = caller_of(context)
                 submit, answer_format = await self._check(request, model, request_id, deadline)
-                submit = msgspec.structs.replace(submit, tenant=caller.tenant, session=request.session)
+                submit = msgspec.structs.replace(
+                    submit, tenant=caller.tenant, session=request.session, arrived=time.monotonic()
+                )
                 observed.submit(submit)
-                async with self._gate.place(deadline):
+                async with self._gate.place(submit.model, deadline):
                     await self._stream(submit, answer_format, caller.client, context, observed)
             except EdgedError as error:
                 self.failed += 1

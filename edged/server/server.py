@@ -55,7 +55,9 @@ class Server:
         self._listeners = Listeners(config.listen)
         self._models = ServedModels(config)
         self._started = time.monotonic()
-        self._gate = ThermalGate(config.thermal, config.queue.capacity)
+        self._gate = ThermalGate(
+            config.thermal, config.queue.capacity, queued=lambda model: supervisor.report_of(model).waiting
+        )
         self._registry = CollectorRegistry()
         self._tracer = Tracer(config.traces.endpoint) if config.traces.endpoint else None
         self._metrics = RequestMetrics(self._registry, self._tracer)

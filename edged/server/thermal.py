@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -32,8 +33,9 @@ class ThermalGate:
 
     Args:
         config: The margin, and how many requests may run when it is gone.
-        capacity: Most requests that wait here; one more is refused.
+        capacity: Most requests that wait for one model, here and in the engine; one more is refused.
         look: Reads the board.
+        queued: How many wait for a model in the engine, as far as it has said.
     """
 
     def __init__(
@@ -41,12 +43,14 @@ class ThermalGate:
         config: ThermalConfig,
         capacity: int,
         look: Callable[[], Board | None] | None = None,
+        queued: Callable[[str], int] = lambda _model: 0,
     ) -> None:
         self._config = config
         self._capacity = capacity
         self._look = look or (read_board if is_jetson() else None)
         self._running = 0
-        self._waiting = 0
+        self._queued = queued
+        self._waiting: Counter[str] = Counter()
         self._hot = False
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -65,8 +69,13 @@ class ThermalGate:
             return ""
         return (
             f"the board is {self.board.thermal_margin:.1f} °C below throttling (thermal.margin {self._config.margin}): at "
-            f"most {self._config.max_requests} requests run at once, {self._waiting} wait"
+            f"most {self._config.max_requests} requests run at once (thermal.max_requests), {self._waiting.total()} wait for "
+            "that alone"
         )
+
+    def waiting(self, model: str) -> int:
+        """Requests for ``model`` that wait here; the engine does not know of them yet."""
+        return self._waiting[model]
 
     def start(self) -> None:
         """Begin to look, on the running loop."""
@@ -81,10 +90,11 @@ class ThermalGate:
         self._wake()
 
     @asynccontextmanager
-    async def place(self, deadline: float | None) -> AsyncIterator[None]:
+    async def place(self, model: str, deadline: float | None) -> AsyncIterator[None]:
         """Hold a request's place while it runs; wait for one while the board is hot.
 
         Args:
+            model: Name of its model.
             deadline: The call's, in seconds of ``time.monotonic()``.
 
         Raises:
@@ -92,7 +102,7 @@ class ThermalGate:
             DeadlineError: The deadline passed first.
         """
         if self._is_full():
-            await self._wait(deadline)
+            await self._wait(model, deadline)
         self._running += 1
         try:
             yield
@@ -103,13 +113,16 @@ class ThermalGate:
     def _is_full(self) -> bool:
         return self.capped and self._running >= self._config.max_requests
 
-    async def _wait(self, deadline: float | None) -> None:
-        if self._waiting >= self._capacity:
+    async def _wait(self, model: str, deadline: float | None) -> None:
+        waiting = self._waiting[model] + self._queued(model)
+        if waiting >= self._capacity:
             raise ResourceExhaustedError(
-                f"the board is hot, and {self._waiting} requests wait for it to cool (queue.capacity): try again later",
+                f"the board is hot, and {waiting} requests wait for model {model} (queue.capacity {self._capacity}): try "
+                f"again in {_RETRY_SECONDS:g} s",
+                field="queue.capacity",
                 retry_seconds=_RETRY_SECONDS,
             )
-        self._waiting += 1
+        self._waiting[model] += 1
         try:
             while self._is_full():
                 changed = self._changed
@@ -121,7 +134,7 @@ class ThermalGate:
                         "the deadline passed while the request waited for the board to cool; allow more time"
                     ) from None
         finally:
-            self._waiting -= 1
+            self._waiting[model] -= 1
 
     async def _keep_looking(self) -> None:
         assert self._look is not None  # noqa: S101 - started only then

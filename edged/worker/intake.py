@@ -88,7 +88,7 @@ class Intake:
             max_tokens=0 if message.embedding is not None else message.stops.max_tokens,
             deadline=message.deadline,
             priority=message.priority,
-            arrived=now,
+            arrived=now if message.arrived is None else min(message.arrived, now),
             least_tokens=least_tokens(message),
             tenant=message.tenant,
             session=message.session,

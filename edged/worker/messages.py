@@ -99,6 +99,8 @@ class Submit(Message, frozen=True):
     """Conversation whose pages stay pinned after it."""
     embedding: Embedding | None = None
     """The vector that is wanted instead of an answer; then sampling and stops mean nothing."""
+    arrived: float | None = None
+    """When the daemon had it, in seconds of ``time.monotonic()``: what it waited there counts as waiting. None: it comes now."""
 
 
 class Cancel(Message, frozen=True):

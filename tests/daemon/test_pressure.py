@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+import urllib.request
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -73,6 +74,59 @@ def test_a_full_queue_refuses_with_a_hint(start_daemon):
         assert "2" in caught.value.message
         running.close()
         assert [len(generation.answer().token_ids) for generation in waiting] == [2, 2]
+        wait_until_free(client)
+    assert daemon.stop() == 0
+
+
+def test_requests_that_a_hot_board_holds_back_are_counted_and_say_why(start_daemon, tmp_path):
+    margin = tmp_path / "margin"
+    margin.write_text("1.5")
+    daemon = start_daemon(
+        fake={"step_seconds": 0.05},
+        environment={"FAKE_THERMAL_MARGIN": str(margin)},
+        model={"max_sequences": 4},
+        thermal={"max_requests": 1},
+        metrics={"listen": "127.0.0.1:0"},
+        queue={"capacity": 2},
+    )
+    with daemon.client() as client, ThreadPoolExecutor(2) as pool:
+        end = time.monotonic() + 20
+        while not client.status().notices:
+            assert time.monotonic() < end
+        running = iter(client.generate(PROMPT, max_tokens=1000, **ON))
+        assert any(isinstance(event, Chunk) for event in (next(running), next(running)))
+        waiting = [pool.submit(client.generate(PROMPT, max_tokens=2, **ON).answer) for _ in range(2)]
+        while (
+            model := client.status().models[0]
+        ).waiting < 2 or not model.running:  # it reports now and then
+            assert time.monotonic() < end
+        assert (model.waiting, model.waiting_to_cool, model.running) == (2, 2, 1)
+        status = client.status()
+        assert "1.5 °C below throttling" in status.notices[0]
+        assert "2 wait" in status.notices[0]
+        with urllib.request.urlopen(f"http://{status.metrics_address}/metrics") as answer:
+            text = answer.read().decode()
+        for name in ("edged_requests_waiting", "edged_requests_waiting_to_cool"):
+            assert f'{name}{{gen_ai_request_model="smollm"}} 2.0' in text
+        with pytest.raises(
+            errors.ResourceExhaustedError, match="the board is hot, and 2 requests wait"
+        ) as caught:
+            client.generate(PROMPT, max_tokens=2).answer()
+        assert caught.value.retry_seconds > 0
+        time.sleep(0.5)
+        margin.write_text("40")
+        for answer in waiting:
+            assert answer.result(60).finished.timings.queue_seconds >= 0.5, (
+                "what it waited for the board counts"
+            )
+        running.close()
+        status = client.status()
+        assert (status.models[0].waiting, status.models[0].waiting_to_cool, list(status.notices)) == (
+            0,
+            0,
+            [],
+        )
+        assert status.models[0].queue_time.max >= 0.5
         wait_until_free(client)
     assert daemon.stop() == 0
 

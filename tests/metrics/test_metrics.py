@@ -171,7 +171,7 @@ def full_collector():
         Ledger((LedgerRow("weights", 5),), 10),
         state=lambda: State.SERVING,
         board=lambda: BOARD,
-        admission=type("Capped", (), {"capped": True})(),
+        admission=type("Capped", (), {"capped": True, "waiting": lambda _, model: 3})(),
         certificate_expiry=lambda: 1e9,
     )
 

@@ -15,12 +15,12 @@ from edged.server.thermal import ThermalGate
 HOT, EDGE, COOL = Board(thermal_margin=2.0), Board(thermal_margin=4.0), Board(thermal_margin=40.0)
 
 
-def gate(*, margin=3, max_requests=1, capacity=4, look=None):
-    return ThermalGate(ThermalConfig(margin, max_requests), capacity, look)
+def gate(*, margin=3, max_requests=1, capacity=4, look=None, queued=0):
+    return ThermalGate(ThermalConfig(margin, max_requests), capacity, look, lambda _: queued)
 
 
-async def hold(gate, running, release, deadline=None):
-    async with gate.place(deadline):
+async def hold(gate, running, release, deadline=None, model="m"):
+    async with gate.place(model, deadline):
         running.append(1)
         await release.wait()
         running.pop()
@@ -36,6 +36,7 @@ def test_a_hot_board_runs_few_at_once_and_a_cool_one_all():
         assert len(running) == 1
         assert "2.0 °C below throttling" in ours.notice
         assert "3 wait" in ours.notice
+        assert (ours.waiting("m"), ours.waiting("other")) == (3, 0)
         ours.note(EDGE)
         await asyncio.sleep(0.05)
         assert len(running) == 1, "at its edge it does not flap"
@@ -43,8 +44,28 @@ def test_a_hot_board_runs_few_at_once_and_a_cool_one_all():
         await asyncio.sleep(0.05)
         assert len(running) == 4
         assert ours.notice == ""
+        assert ours.waiting("m") == 0
         release.set()
         await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+
+
+def test_the_queue_has_its_places_for_each_model_here_and_in_the_engine_together():
+    async def main():
+        ours, release, running = gate(capacity=3, queued=2), asyncio.Event(), []
+        ours.note(HOT)
+        tasks = [asyncio.ensure_future(hold(ours, running, release)) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        with pytest.raises(ResourceExhaustedError, match="3 requests wait for model m") as caught:
+            await hold(ours, running, release)
+        assert caught.value.field == "queue.capacity"
+        tasks.append(asyncio.ensure_future(hold(ours, running, release, model="other")))
+        await asyncio.sleep(0.01)
+        assert (ours.waiting("m"), ours.waiting("other"), len(running)) == (1, 1, 1)
+        release.set()
+        await asyncio.gather(*tasks)
+        assert (ours.waiting("m"), ours.waiting("other")) == (0, 0)
 
     asyncio.run(main())
 
@@ -55,7 +76,7 @@ def test_one_after_the_other_while_it_stays_hot():
         ours.note(HOT)
 
         async def work():
-            async with ours.place(None):
+            async with ours.place("m", None):
                 running.append(1)
                 most.append(len(running))
                 await asyncio.sleep(0.01)
