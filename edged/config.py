@@ -55,6 +55,14 @@ TOKEN_TEXT_BYTES = 8
 """Bytes of text that the default of limits.prompt_size allows for each token of the context (English has about 4)."""
 DAEMON_BYTES = 112 * 2**20
 """Memory of a daemon that tokenizes nothing: 75 MiB were measured with one model, the rest is for messages."""
+CHECKS = 2
+"""Constraints that are checked beside each other."""
+CHECK_BYTES = 32 * 2**20
+"""Memory that the check of a constraint may take: a usual one takes 5 MiB."""
+CHECK_TEXT_BYTES = 64
+"""What it may take beside that for each byte of the constraint."""
+CHECKER_BYTES = 24 * 2**20
+"""Memory of the process that checks are forked from (20 MiB were measured)."""
 
 SIZE_LIMIT = 2**50
 """Largest size that is believed: 1 PiB, far above any machine and far below what 64 bits hold."""
@@ -301,6 +309,14 @@ class LimitsConfig:
         metadata=_key("Largest headers of one call", unit="size", low=4096, high=2**20),
     )
 
+    def check_memory(self, size: int) -> int:
+        """Bytes that the check of a constraint may take.
+
+        Args:
+            size: Of its text, in bytes.
+        """
+        return CHECK_BYTES + CHECK_TEXT_BYTES * min(size, self.constraint_size)
+
 
 @dataclass(frozen=True)
 class Config:
@@ -355,6 +371,11 @@ class Config:
     def least_host(self) -> int:
         """Bytes that the daemon process takes at most."""
         return DAEMON_BYTES + TOKENIZING_BYTES * self.prompt_size
+
+    @property
+    def checks(self) -> int:
+        """Bytes that the processes take at most that check constraints."""
+        return CHECKER_BYTES + CHECKS * self.limits.check_memory(self.limits.constraint_size)
 
     @property
     def host(self) -> int:

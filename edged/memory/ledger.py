@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from edged.config import CHECKS
 from edged.engine.gpu import find_gpu
 from edged.errors import LedgerError
 from edged.memory.available import available_memory
@@ -123,7 +124,12 @@ def compute_ledger(config: Config) -> Ledger:
         budget = int((available + (device_memory or 0)) * DEFAULT_SHARE)
     evictable = [model.name for model in config.models if model.residency == EVICTABLE]
     return make_ledger(
-        plans, budget=budget, host=config.host, device_memory=device_memory, evictable=evictable
+        plans,
+        budget=budget,
+        host=config.host,
+        checks=config.checks,
+        device_memory=device_memory,
+        evictable=evictable,
     )
 
 
@@ -132,6 +138,7 @@ def make_ledger(
     *,
     budget: int,
     host: int,
+    checks: int = 0,
     device_memory: int | None = None,
     evictable: Collection[str] = (),
 ) -> Ledger:
@@ -141,6 +148,7 @@ def make_ledger(
         plans: By the models' names.
         budget: Bytes that everything must fit in.
         host: Bytes set aside for the daemon process.
+        checks: Bytes of the processes that check constraints.
         device_memory: Memory of a GPU that has its own.
         evictable: Names of the models that share one room.
     """
@@ -158,13 +166,15 @@ def make_ledger(
     else:
         rows.append(LedgerRow("engine process", TORCH_RUNTIME, "Python, torch and their libraries, measured"))
     rows.append(LedgerRow("daemon process", host, "memory.host"))
+    if checks:
+        rows.append(LedgerRow("constraint checks", checks, f"{CHECKS} at a time, by limits.constraint_size"))
     shared = {name: model_bytes(plans[name]) for name in plans if name in evictable}
     if shared:
         room = shared_room(shared.values(), budget - sum(row.bytes for row in rows))
         sizes = ", ".join(f"{name} {format_size(size)}" for name, size in shared.items())
         on_device = any(plans[name].device == "cuda" for name in shared)
         rows.insert(
-            len(rows) - 2,
+            next(index for index, row in enumerate(rows) if row.name == "engine process"),
             LedgerRow(EVICTABLE_MODELS, room, f"room that {sizes} share", DEVICE if on_device else HOST),
         )
     ledger = Ledger(tuple(rows), budget, device_memory)

@@ -13,7 +13,8 @@ from edged.errors import DeadlineError, EdgedError, FailedPreconditionError, Inv
 from edged.log import get_logger, request_scope
 from edged.metrics.requests import CHAT, TEXT
 from edged.server.answers import AnswerWriter, merged, split_answers
-from edged.server.constraints import ConstraintChecker, read_constraint
+from edged.server.constraint_checks import ConstraintChecker
+from edged.server.constraints import read_constraint
 from edged.server.embedding import Embedder
 from edged.server.identity import caller_of, traceparent_of
 from edged.server.responses import started_response
@@ -68,7 +69,7 @@ class Inference:
         self._gate = gate
         self._supervisor = supervisor
         self._limits = limits
-        self._constraints = ConstraintChecker()
+        self._constraints = ConstraintChecker(limits)
         self._embedder = Embedder(models, supervisor, metrics, gate, limits)
         self.finished = 0
         """Requests that were answered to the end."""
@@ -139,6 +140,10 @@ class Inference:
         check_token_ids(request.token_ids, model.vocabulary, "token_ids")
         text = await model.detokenize(request.token_ids, skip_special_tokens=not request.keep_special_tokens)
         return inference_pb2.DetokenizeResponse(text=text)
+
+    def start(self) -> None:
+        """Start what requests need, in the background."""
+        self._constraints.start()
 
     async def close(self) -> None:
         """End what was started for requests."""

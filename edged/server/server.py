@@ -122,6 +122,7 @@ class Server:
         for server in servers:
             server.add_generic_rpc_handlers(tuple(handlers))
         self._supervisor.subscribe(self.update_health)
+        self._inference.start()
         await self._start_metrics()
         for server in servers:
             await server.start()

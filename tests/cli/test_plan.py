@@ -80,22 +80,22 @@ def test_the_context_of_a_short_model_is_its_own(edgectl_here, model):
 @pytest.mark.parametrize("key", ["context_length", "max_sequences"])
 def test_what_is_said_to_fit_fits_and_one_more_does_not(edgectl_here, model, key):
     option = "--" + key.replace("_", "-")
-    code, plan = planned(edgectl_here, model, "--budget", "1100MiB", "--context-length", "1024")
+    code, plan = planned(edgectl_here, model, "--budget", "1204MiB", "--context-length", "1024")
     assert code == 0
     largest = plan["largest"]["model"][key]
     others = ["--context-length", "1024"] if key == "max_sequences" else []
     assert largest > 1
-    assert planned(edgectl_here, model, "--budget", "1100MiB", *others, option, largest)[0] == 0
-    assert planned(edgectl_here, model, "--budget", "1100MiB", *others, option, largest + 1)[0] == ExitCode.NO
+    assert planned(edgectl_here, model, "--budget", "1204MiB", *others, option, largest)[0] == 0
+    assert planned(edgectl_here, model, "--budget", "1204MiB", *others, option, largest + 1)[0] == ExitCode.NO
 
 
 def test_what_does_not_fit_is_said_with_what_would(edgectl_here, model):
     result = edgectl_here(
-        "plan", model, "--budget", "1GiB", "--context-length", "8192", "--max-sequences", "4"
+        "plan", model, "--budget", "1128MiB", "--context-length", "8192", "--max-sequences", "4"
     )
     assert result.code == ExitCode.NO
     assert result.out.splitlines()[0].split() == ["memory", "size", "how"]
-    assert "more than the budget of 1.00 GiB" in result.out
+    assert "more than the budget of 1.10 GiB" in result.out
     assert result.err.startswith("edgectl: it does not fit: ")
     assert "would fit with context_length of at most" in result.err
     assert result.err.count("\n") == 1

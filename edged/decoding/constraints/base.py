@@ -49,6 +49,36 @@ class Grammar(msgspec.Struct, frozen=True):
     text: str
 
 
+class Check(msgspec.Struct, frozen=True):
+    """One constraint to check.
+
+    Attributes:
+        kind: Of the constraint.
+        text: Its text.
+        memory: Bytes that the check may take beyond what the process has.
+        cpu: Seconds of a core that it may take.
+        seconds: Seconds that it may take by the clock.
+    """
+
+    kind: str
+    text: str
+    memory: int
+    cpu: float
+    seconds: float
+
+
+class End(msgspec.Struct, frozen=True):
+    """How a check's process ended.
+
+    Attributes:
+        status: Its exit status; below 0 the signal that ended it.
+        cpu: Seconds of a core that it took.
+    """
+
+    status: int
+    cpu: float
+
+
 def lark_grammar(lark: str) -> str:
     """The form that llguidance takes of a grammar in Lark's syntax."""
     return json.dumps({"grammars": [{"lark_grammar": lark}]}, ensure_ascii=False)

@@ -1,8 +1,4 @@
-"""The process that checks constraints: ``python -m edged.decoding.constraints.checker``, started by the daemon.
-
-It says ``{}`` when it is ready, then reads one constraint a line from standard input and answers with one line, both JSON: ``{"kind": .., "text": ..}`` with
-``{"grammar": ..}`` or ``{"error": ..}``. A library that runs into a stack's end, takes too much memory or hangs ends this
-process and nothing else; the daemon kills it after its time and starts another one.
+"""The check of a constraint, which :mod:`edged.decoding.constraints.check_process` runs in a process of its own.
 
 Beside the syntax it tries the grammar, over small vocabularies: masks and forced text of the first steps, and a longer
 answer of the constraint's own characters. What explodes there, or grows with the answer, is refused before any token.
@@ -12,12 +8,10 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import random
 import re
-import resource
-import sys
 import time
-from typing import Any
 
 import llguidance
 import msgspec
@@ -41,10 +35,8 @@ from edged.decoding.constraints.schema_check import exact, read_schema
 from edged.decoding.constraints.tool_grammar import ToolCalls, tool_grammar
 from edged.errors import InvalidArgumentError
 
-_MEMORY = 256 * 2**20
-"""Bytes of address space beyond what the process has when it starts."""
 _TRIAL_STEPS = 48
-_TRIAL_SECONDS = 0.15
+_TRIAL_SECONDS = 0.1
 _SHOWN = 400
 _END = 256
 
@@ -78,8 +70,13 @@ def small_tokenizer(special: tuple[str, ...] = ()) -> llguidance.LLTokenizer:
     return llguidance.LLTokenizer(wrapper, n_vocab=len(vocabulary.tokens), eos_token=_END)
 
 
-def check(kind: str, text: str) -> str:
+def check(kind: str, text: str, *, seconds: float = math.inf) -> str:
     """The grammar of a constraint, in llguidance's own form.
+
+    Args:
+        kind: Of the constraint.
+        text: Its text.
+        seconds: Of the process's time: no further steps are tried after it.
 
     Raises:
         InvalidArgumentError: It cannot be enforced, never ends, or is too complex.
@@ -99,8 +96,8 @@ def check(kind: str, text: str) -> str:
     warnings = matcher.get_grammar_warnings()
     if warnings:
         raise _refusal(kind, f"cannot be enforced exactly: {_first_lines(warnings[0])}")
-    _try(matcher, kind)
-    refuse_growth(kind, text, grammar, special)
+    _try(matcher, kind, seconds)
+    refuse_growth(kind, text, grammar, special, seconds)
     return grammar
 
 
@@ -147,14 +144,14 @@ def _check_schemas(lark: str) -> None:
             raise InvalidArgumentError(f"{LARK}: {error.message}", field=LARK) from None
 
 
-def _try(matcher: llguidance.LLMatcher, kind: str) -> None:
+def _try(matcher: llguidance.LLMatcher, kind: str, seconds: float) -> None:
     """Take some steps of one answer.
 
     Raises:
         InvalidArgumentError: A step is beyond the limits, or no text at all has this form.
     """
     generator = random.Random(0)  # noqa: S311 - the same trial every time
-    end = time.monotonic() + _TRIAL_SECONDS
+    end = min(seconds, time.process_time() + _TRIAL_SECONDS)
     marks = len(Vocabulary().tokens)
     for step in range(_TRIAL_STEPS):
         matcher.compute_ff_bytes()
@@ -172,7 +169,7 @@ def _try(matcher: llguidance.LLMatcher, kind: str) -> None:
             return
         if not matcher.consume_token(generator.choice(allowed)):
             raise _refusal(kind, f"is too complex: {_first_lines(matcher.get_error())}")
-        if matcher.is_stopped() or time.monotonic() > end:
+        if matcher.is_stopped() or time.process_time() > end:
             return
 
 
@@ -184,30 +181,3 @@ def _first_lines(message: str) -> str:
     """The part of llguidance's message that is for people, on one line."""
     text = message.partition("<non-verbose/>")[0].partition("<state>")[0]
     return " ".join(text.split())[:_SHOWN]
-
-
-def _answer(line: str) -> dict[str, Any]:
-    asked = json.loads(line)
-    try:
-        return {"grammar": check(asked["kind"], asked["text"])}
-    except InvalidArgumentError as error:
-        return {"error": error.message}
-    except (ValueError, TypeError, RecursionError, MemoryError) as error:
-        return {"error": f"{asked['kind']}: the constraint is refused: {_first_lines(str(error))}"}
-
-
-def main() -> None:
-    """Answer until standard input ends."""
-    small_tokenizer()
-    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - pathlib costs a tenth of the start
-        size = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size + _MEMORY, size + _MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    print("{}", flush=True)  # noqa: T201 - ready
-    for line in sys.stdin:
-        sys.stdout.write(json.dumps(_answer(line)) + "\n")
-        sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()

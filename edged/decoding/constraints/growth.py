@@ -8,6 +8,7 @@ states and parses. Nothing here depends on how fast the machine is.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 
@@ -18,7 +19,7 @@ from edged.errors import InvalidArgumentError
 
 _STEPS = 300
 _SECONDS = 0.3
-"""After so long the trial ends without a verdict; it takes a few hundredths otherwise."""
+"""After so long on a core the trial ends without a verdict; it takes a few hundredths otherwise."""
 _TOKENS = 256
 _LONGEST = 10
 _END = 256
@@ -60,7 +61,9 @@ class _LongTokens:
         return list(text.encode() if isinstance(text, str) else text)
 
 
-def refuse_growth(kind: str, text: str, grammar: str, special: tuple[str, ...]) -> None:
+def refuse_growth(
+    kind: str, text: str, grammar: str, special: tuple[str, ...], seconds: float = math.inf
+) -> None:
     """Refuse a grammar that grows with the answer.
 
     Args:
@@ -68,11 +71,12 @@ def refuse_growth(kind: str, text: str, grammar: str, special: tuple[str, ...]) 
         text: Its text.
         grammar: The same as llguidance takes it; it has no other fault.
         special: Texts of the special tokens that it names.
+        seconds: Of the process's time: no further steps are tried after it.
 
     Raises:
         InvalidArgumentError: It grows.
     """
-    end = time.monotonic() + _SECONDS
+    end = min(seconds, time.process_time() + _SECONDS)
     generator = random.Random(0)  # noqa: S311 - the same trial every time
     own = sorted({byte for byte in text.encode() if 32 <= byte < 127}) or list(b"ab")
     vocabulary = _LongTokens(text.encode(), own, special, generator)
@@ -94,7 +98,7 @@ def refuse_growth(kind: str, text: str, grammar: str, special: tuple[str, ...]) 
                 raise InvalidArgumentError(
                     f"{kind}: the constraint is refused, for it grows with the answer: {why}", field=kind
                 )
-        if error or time.monotonic() > end:
+        if error or time.process_time() > end:
             return
         if not allowed or matcher.is_stopped():
             matcher = start.deep_copy()
