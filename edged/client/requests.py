@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, Union
 from edged.client.chat import CHAT_OPTIONS, ChatOptions, put_chat
 from edged.client.fields import extend_field, set_field
 from edged.errors import InvalidArgumentError
-from edged.v1 import inference_pb2
+from edged.proto_fields import single_fields
+from edged.v1 import inference_pb2, types_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-    from edged.v1 import types_pb2
 
 Prompt = Union[str, "Sequence[int]", "Sequence[Mapping[str, Any]]"]
 """Plain text, token ids, or the messages of a chat (``{"role": …, "content": …}``, as OpenAI writes them)."""
@@ -64,21 +63,7 @@ class GenerateOptions(ChatOptions, total=False):
     no_speculation: bool
 
 
-_SAMPLING = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "seed",
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "penalty_window",
-    "logprobs",
-    "top_logprobs",
-    "n",
-)
+_SINGLE_SAMPLING = single_fields(types_pb2.Sampling)
 TOOL_CHOICES = {
     "auto": inference_pb2.TOOL_CHOICE_AUTO,
     "none": inference_pb2.TOOL_CHOICE_NONE,
@@ -101,7 +86,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.
     set_field(request, "session", options.get("session"))
     set_field(request, "keep_special_tokens", options.get("keep_special_tokens"))
     set_field(request, "no_speculation", options.get("no_speculation"))
-    for name in _SAMPLING:
+    for name in _SINGLE_SAMPLING:
         set_field(request.sampling, name, options.get(name))
     _put_bias(request.sampling, options)
     set_field(request.stops, "max_tokens", options.get("max_tokens"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from edged.errors import InvalidArgumentError
+from edged.proto_fields import single_fields
 from edged.v1 import types_pb2
 
 if TYPE_CHECKING:
@@ -14,21 +15,7 @@ if TYPE_CHECKING:
 
 MOST_BAD_WORDS = 256
 LONGEST_BAD_WORD = 1024
-_SENT_AS_THEY_ARE = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "seed",
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "penalty_window",
-    "logprobs",
-    "top_logprobs",
-    "n",
-)
+_SENT_AS_THEY_ARE = single_fields(types_pb2.Sampling)
 
 
 def given_sampling(

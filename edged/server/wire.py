@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from edged.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from google.protobuf.descriptor import FieldDescriptor
+from edged.proto_fields import is_repeated
 
 _LENGTH_DELIMITED = 2
 _DEPTH_LIMIT = 100
@@ -57,7 +55,7 @@ def _find_invalid_utf8(
             continue
         index = counts.get(number, 0)
         counts[number] = index + 1
-        path = f"{prefix}{field.name}[{index}]" if _is_repeated(field) else f"{prefix}{field.name}"
+        path = f"{prefix}{field.name}[{index}]" if is_repeated(field) else f"{prefix}{field.name}"
         if field.type == field.TYPE_STRING:
             try:
                 value.decode("utf-8")
@@ -80,10 +78,3 @@ def _length_delimited_fields(data: bytes) -> list[tuple[int, bytes]] | None:
     except DecodeError:
         return None
     return [(item.field_number, item.data) for item in iter(fields) if item.wire_type == _LENGTH_DELIMITED]
-
-
-def _is_repeated(field: FieldDescriptor) -> bool:
-    """Whether the field may stand several times (older protobuf has no ``is_repeated``)."""
-    if hasattr(field, "is_repeated"):
-        return bool(field.is_repeated)
-    return bool(field.label == field.LABEL_REPEATED)  # type: ignore[attr-defined]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from edged.client.requests import detokenize_request, generate_request, tokenize_request
+from edged.client.requests import GenerateOptions, detokenize_request, generate_request, tokenize_request
 from edged.errors import InvalidArgumentError
+from edged.proto_fields import single_fields
+from edged.v1.types_pb2 import Sampling
 
 
 def test_silence_stays_silent():
@@ -38,6 +40,15 @@ def test_one_stop_string_or_several():
         "a",
         "b",
     ]
+
+
+@pytest.mark.parametrize("name", [field.name for field in Sampling.DESCRIPTOR.fields])
+def test_every_field_of_sampling_is_a_keyword_that_arrives(name):
+    assert name in GenerateOptions.__annotations__
+    several = {"logit_bias": {3: 1.0}, "bad_words": ["no"], "bad_token_ids": [[3]]}
+    assert set(several) | set(single_fields(Sampling)) == {field.name for field in Sampling.DESCRIPTOR.fields}
+    request = generate_request("Hi", {name: several.get(name, 1)})
+    assert [field.name for field, _ in request.sampling.ListFields()] == [name]
 
 
 @pytest.mark.parametrize(
