@@ -176,29 +176,43 @@ class Ternary:
         return _Widener(TernaryWidener(kernels.operator("ternary_linear"), dtype="bfloat16"), TernaryWiden)
 
 
+@dataclass(frozen=True)
+class Linears:
+    """Every linear of the model in one packed form, on a device."""
+
+    packed: Format
+    kernels: Kernels
+    stream: Stream
+    """PyCUDA's."""
+    weights: Mapping[str, Weights]
+    """Of every kind."""
+
+    @classmethod
+    def random(cls, packed: Format, kernels: Kernels, stream: Stream) -> Linears:
+        """With random weights."""
+        weights = {kind: packed.random(outputs, inputs) for kind, (outputs, inputs, _) in KINDS.items()}
+        return cls(packed, kernels, stream, weights)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(each.nbytes for each in self.weights.values())
+
+
 class Step:
     """The linears of a step of some rows."""
 
-    def __init__(
-        self, packed: Format, kernels: Kernels, stream: Stream, weights: Mapping[str, Weights], rows: int
-    ) -> None:
-        """Makes activations and the arguments of every launch.
-
-        Args:
-            packed: The form of the weights.
-            kernels: Of the device.
-            stream: PyCUDA's.
-            weights: Of every kind.
-            rows: Rows of x.
-        """
+    def __init__(self, linears: Linears, rows: int) -> None:
+        """Makes activations of some rows, and the arguments of every launch."""
         import torch
 
         from plugins_trt.contract import DeviceArray
 
         of = DeviceArray.of
+        packed, weights = linears.packed, linears.weights
         self.rows = rows
-        self._stream = stream
-        self._multiply = packed.multiplier(kernels)
+        self._stream = linears.stream
+        self._multiply = packed.multiplier(linears.kernels)
 
         def array(*shape: int) -> torch.Tensor:
             return torch.randn(shape, device="cuda").bfloat16()
@@ -206,7 +220,8 @@ class Step:
         self._hidden, qkv, activated = array(rows, HIDDEN), array(rows, QKV), array(rows, INTERMEDIATE)
         self._logits = array(rows, VOCABULARY)
         size = max(
-            packed.workspace_bytes(kernels, rows, outputs, inputs) for outputs, inputs, _ in KINDS.values()
+            packed.workspace_bytes(linears.kernels, rows, outputs, inputs)
+            for outputs, inputs, _ in KINDS.values()
         )
         workspace = torch.empty(max(size, 16), dtype=torch.uint8, device="cuda")
         self._keep = [qkv, activated, workspace]
@@ -248,30 +263,15 @@ class Step:
             torch.mm(self._hidden, head.t(), out=self._logits)
 
 
-def random_weights(packed: Format) -> dict[str, Weights]:
-    """Weights of every kind."""
-    return {kind: packed.random(outputs, inputs) for kind, (outputs, inputs, _) in KINDS.items()}
-
-
 class Chunk:
     """The linears of a chunk, layer by layer: a piece of the weights is widened and multiplied by cuBLAS, then the next."""
 
-    def __init__(
-        self, packed: Format, kernels: Kernels, stream: Stream, weights: Mapping[str, Weights], rows: int
-    ) -> None:
-        """Makes activations and the memory of a piece.
-
-        Args:
-            packed: The form of the weights.
-            kernels: Of the device.
-            stream: PyCUDA's.
-            weights: Of every kind.
-            rows: Rows of x.
-        """
+    def __init__(self, linears: Linears, rows: int) -> None:
+        """Makes activations of some rows, and the memory of a piece."""
         import torch
 
-        self._stream, self._weights = stream, weights
-        self._widen = packed.widener(kernels)
+        self._stream, self._weights = linears.stream, linears.weights
+        self._widen = linears.packed.widener(linears.kernels)
         self._piece = torch.empty(PIECE, dtype=torch.bfloat16, device="cuda")
         self._pairs = {
             kind: [torch.randn(rows, size, device="cuda").bfloat16() for size in (inputs, outputs)]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,10 +30,10 @@ from _packed_step import (  # noqa: E402 - the path is set above
     VOCABULARY,
     W4A16,
     Chunk,
+    Linears,
     Step,
     Ternary,
     flop,
-    random_weights,
 )
 from _report import add_json_option, environment, report  # noqa: E402
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     import torch
-    from _packed_step import Weights
     from pycuda.driver import Stream
 
     from plugins_trt.registry import Kernels
@@ -84,22 +84,21 @@ def measure_4_bits(
     kernels: Kernels, stream: Stream, timer: Timer, head: torch.Tensor, ceilings: Mapping[str, float]
 ) -> dict[str, float]:
     """The figures of 4-bit weights; times in milliseconds with the head, bandwidths and rates as shares of the ceilings."""
-    packed = W4A16()
+    linears = Linears.random(W4A16(), kernels, stream)
     copy = ceilings["copy_bytes_per_s"]
-    weights = random_weights(packed)
-    moved = sum(each.nbytes for each in weights.values()) + head.nbytes
+    moved = linears.nbytes + head.nbytes
     figures: dict[str, float] = {"w4a16_bytes": moved}
     for rows in ROWS:
-        step = Step(packed, kernels, stream, weights, rows)
+        step = Step(linears, rows)
         ms = timer(partial(step.run, head))
         figures[f"w4a16_n{rows}_ms"] = ms
         figures[f"w4a16_n{rows}_bandwidth"] = moved / (ms * 1e-3) / copy
-        figures.update(_of_kinds("w4a16", step, weights, timer, copy))
-    step = Step(W4A16(symmetric=False), kernels, stream, weights, 64)
+        figures.update(_of_kinds("w4a16", step, linears, timer, copy))
+    step = Step(replace(linears, packed=W4A16(symmetric=False)), 64)
     ms = timer(partial(step.run, head))
     figures["w4a16_asymmetric_n64_ms"] = ms
     figures["w4a16_asymmetric_n64_bandwidth"] = moved / (ms * 1e-3) / copy
-    chunk = Chunk(packed, kernels, stream, weights, CHUNK)
+    chunk = Chunk(linears, CHUNK)
     rate = flop(CHUNK) / (timer(chunk.run) * 1e-3)
     figures["w4a16_linears_2048_rate"] = rate / ceilings["bf16_flop_per_s"]
     return figures
@@ -109,35 +108,32 @@ def measure_ternary(
     kernels: Kernels, stream: Stream, timer: Timer, head: torch.Tensor, ceilings: Mapping[str, float]
 ) -> dict[str, float]:
     """The figures of ternary weights: without the head, and with it beside those of 4 bits, which `ceilings` has too."""
-    packed = Ternary()
+    linears = Linears.random(Ternary(), kernels, stream)
     copy, rate = ceilings["copy_bytes_per_s"], ceilings["bf16_flop_per_s"]
-    weights = random_weights(packed)
-    moved = sum(each.nbytes for each in weights.values())
+    moved = linears.nbytes
     figures: dict[str, float] = {"ternary_bytes": moved}
     for rows in ROWS:
-        step = Step(packed, kernels, stream, weights, rows)
+        step = Step(linears, rows)
         ms, with_head = timer(step.run), timer(partial(step.run, head))
         figures[f"ternary_n{rows}_ms"] = ms
         figures[f"ternary_n{rows}_bandwidth"] = moved / (ms * 1e-3) / copy
         figures[f"ternary_n{rows}_with_head_ms"] = with_head
         figures[f"ternary_n{rows}_vs_w4a16"] = with_head / ceilings[f"w4a16_n{rows}_ms"]
-        figures.update(_of_kinds("ternary", step, weights, timer, copy))
-    step = Step(packed, kernels, stream, weights, CHUNK)
+        figures.update(_of_kinds("ternary", step, linears, timer, copy))
+    step = Step(linears, CHUNK)
     of_kernel = sum(timer(partial(step.run_kind, kind, 2)) for kind in KINDS)
     figures["ternary_chunk_rate"] = flop(CHUNK, 2) / (of_kernel * 1e-3) / rate
-    chunk = Chunk(packed, kernels, stream, weights, CHUNK)
+    chunk = Chunk(linears, CHUNK)
     figures["ternary_chunk_widened_rate"] = flop(CHUNK) / (timer(chunk.run) * 1e-3) / rate
     return figures
 
 
-def _of_kinds(
-    name: str, step: Step, weights: Mapping[str, Weights], timer: Timer, copy: float
-) -> dict[str, float]:
+def _of_kinds(name: str, step: Step, linears: Linears, timer: Timer, copy: float) -> dict[str, float]:
     """The bandwidth of each kind of linear alone."""
     figures = {}
     for kind in KINDS:
         ms = timer(partial(step.run_kind, kind))
-        figures[f"{name}_n{step.rows}_{kind}_bandwidth"] = weights[kind].nbytes / (ms * 1e-3) / copy
+        figures[f"{name}_n{step.rows}_{kind}_bandwidth"] = linears.weights[kind].nbytes / (ms * 1e-3) / copy
     return figures
 
 
