@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from _gpu import ceilings, gpu_environment
 from _random_draft import minicpm_sizes, write_draft
-from _report import add_json_option, environment, report
+from _report import add_json_option, report_against
 from _shapes import MINICPM4_8B
-from attention import ceilings
 
 from edged.config import AttentionConfig, ModelConfig, SpeculationConfig
 from edged.executor.base import PAGE_TOKENS, SamplingRow, StepBatch
@@ -317,23 +317,11 @@ def run(
     add_options(parser)
     options = parser.parse_args()
     model = open_model(options.weights, tree_size=tree_size, draft_levels=draft_levels)
-    surroundings = environment(
-        device=torch.cuda.get_device_name(), cuda=torch.version.cuda, weights=options.weights
-    )
+    surroundings = gpu_environment(weights=options.weights)
     figures = ceilings(model.gpu.torch_stream)
     figures.update(measure(model, options, figures))
     model.close()
-    of_weights = bounds[options.weights]
-    wanted = {name: f"{sign} {bound}" for name, (sign, bound) in of_weights.items()}
-    report(figures, surroundings, file=options.json, bounds=wanted, notes=[str(surroundings["device"])])
-    missed = [
-        name
-        for name, (sign, bound) in of_weights.items()
-        if not (figures[name] >= bound if sign == ">=" else figures[name] <= bound)
-    ]
-    if missed:
-        print(f"missed: {', '.join(missed)}")
-    return 1 if missed else 0
+    return report_against(figures, surroundings, bounds[options.weights], file=options.json)
 
 
 def _group_word(inputs: int, *, ternary: bool) -> int:

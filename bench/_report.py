@@ -72,6 +72,36 @@ def report(
         file.write_text(json.dumps(content, indent=2) + "\n")
 
 
+def report_against(
+    figures: Mapping[str, float],
+    surroundings: Mapping[str, object],
+    bounds: Mapping[str, tuple[str, float]],
+    *,
+    file: Path | None,
+) -> int:
+    """Report figures of a GPU, and say which of them miss their bounds.
+
+    Args:
+        figures: By name.
+        surroundings: With the `device`.
+        bounds: `>=` or `<=`, and the number.
+        file: Where the JSON goes; None: nowhere.
+
+    Returns:
+        The exit status: 1 when one misses its bound.
+    """
+    wanted = {name: f"{sign} {bound}" for name, (sign, bound) in bounds.items()}
+    report(figures, surroundings, file=file, bounds=wanted, notes=[str(surroundings["device"])])
+    missed = [
+        name
+        for name, (sign, bound) in bounds.items()
+        if not (figures[name] >= bound if sign == ">=" else figures[name] <= bound)
+    ]
+    if missed:
+        print(f"missed: {', '.join(missed)}")
+    return 1 if missed else 0
+
+
 def _cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from _gpu import graph_ms
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from plugins_trt.arena import Arena
@@ -33,27 +34,12 @@ REPLAYS = 30
 
 def median_ms(stream: torch.cuda.Stream, layers: int, run: Callable[[int], None]) -> float:
     """Median time of one layer, in milliseconds, of a graph over `layers` layers."""
-    with torch.cuda.stream(stream):
+
+    def run_all() -> None:
         for layer in range(layers):
             run(layer)
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for layer in range(layers):
-                run(layer)
-        for _ in range(3):
-            graph.replay()
-        events = [
-            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-            for _ in range(REPLAYS)
-        ]
-        for begin, end in events:
-            begin.record(stream)
-            graph.replay()
-            end.record(stream)
-        stream.synchronize()
-    times: list[float] = sorted(begin.elapsed_time(end) for begin, end in events)
-    return times[len(times) // 2] / layers
+
+    return graph_ms(stream, run_all, REPLAYS) / layers
 
 
 @dataclass

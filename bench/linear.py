@@ -17,13 +17,11 @@ import argparse
 import sys
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
-
-from _packed_step import (  # noqa: E402 - the path is set above
+import torch
+from _gpu import ceilings, gpu_environment, graph_ms, opened_gpu
+from _packed_step import (
     HIDDEN,
     KINDS,
     ROWS,
@@ -35,12 +33,11 @@ from _packed_step import (  # noqa: E402 - the path is set above
     Ternary,
     flop,
 )
-from _report import add_json_option, environment, report  # noqa: E402
+from _report import add_json_option, report_against
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import torch
     from pycuda.driver import Stream
 
     from plugins_trt.registry import Kernels
@@ -57,27 +54,6 @@ BOUNDS = {
 }
 CHUNK = 2048
 """Rows of a chunk of a prompt."""
-
-
-def median_ms(stream: torch.cuda.Stream, run: Callable[[], None], times: int = 20) -> float:
-    """Median time of a graph of `run`."""
-    import torch
-
-    with torch.cuda.stream(stream):
-        run()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            run()
-        for _ in range(3):
-            graph.replay()
-        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(times)]
-        for begin, end in events:
-            begin.record(stream)
-            graph.replay()
-            end.record(stream)
-        stream.synchronize()
-    return float(sorted(begin.elapsed_time(end) for begin, end in events)[times // 2])
 
 
 def measure_4_bits(
@@ -145,39 +121,15 @@ def main() -> int:
     add_json_option(parser)
     options = parser.parse_args()
 
-    import torch
-    from attention import ceilings
-    from pycuda import driver
-
-    from plugins_trt.registry import Kernels
-
-    torch.zeros(1, device="cuda")
-    driver.init()
-    context = driver.Device(0).retain_primary_context()
-    context.push()
-    try:
-        stream = driver.Stream()
-        torch_stream = torch.cuda.ExternalStream(stream.handle)
-        kernels = Kernels.of_current_device()
-        surroundings = environment(device=torch.cuda.get_device_name(), cuda=torch.version.cuda)
-        figures: dict[str, float] = ceilings(torch_stream)
-        timer = partial(median_ms, torch_stream)
+    with opened_gpu() as gpu:
+        surroundings = gpu_environment()
+        figures = ceilings(gpu.torch_stream)
+        timer = partial(graph_ms, gpu.torch_stream)
         head = torch.randn(VOCABULARY, HIDDEN, device="cuda").bfloat16()
-        figures.update(measure_4_bits(kernels, stream, timer, head, figures))
+        figures.update(measure_4_bits(gpu.kernels, gpu.stream, timer, head, figures))
         torch.cuda.empty_cache()
-        figures.update(measure_ternary(kernels, stream, timer, head, figures))
-    finally:
-        context.pop()
-    wanted = {name: f"{sign} {bound}" for name, (sign, bound) in BOUNDS.items()}
-    report(figures, surroundings, file=options.json, bounds=wanted, notes=[str(surroundings["device"])])
-    missed = [
-        name
-        for name, (sign, bound) in BOUNDS.items()
-        if (figures[name] > bound if sign == "<=" else figures[name] < bound)
-    ]
-    if missed:
-        print(f"missed: {', '.join(missed)}")
-    return 1 if missed else 0
+        figures.update(measure_ternary(gpu.kernels, gpu.stream, timer, head, figures))
+    return report_against(figures, surroundings, BOUNDS, file=options.json)
 
 
 if __name__ == "__main__":

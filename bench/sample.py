@@ -8,16 +8,15 @@ log probabilities. `NAME_rows_ms` is the time of one launch; bounds are those of
 from __future__ import annotations
 
 import argparse
-import atexit
 import statistics
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from _report import add_json_option, environment, report
+from _gpu import Gpu, gpu_environment, opened_gpu
+from _report import add_json_option, report
 
 from plugins_trt.contract import DeviceArray
-from plugins_trt.registry import Kernels
 from plugins_trt.sample.contract import WORKSPACE, Options, Sample
 from plugins_trt.sample.launch import Sampler
 from plugins_trt.sample.rows import LOGPROB_WORDS, ROW_WORDS, RowWriter, Terms, mask_words
@@ -143,16 +142,14 @@ def main() -> None:
     add_json_option(parser)
     options = parser.parse_args()
 
-    from pycuda import driver
+    with opened_gpu() as gpu:
+        torch.cuda.set_stream(gpu.torch_stream)
+        measure(gpu, options)
 
-    torch.zeros(1, device="cuda")
-    driver.init()
-    context = driver.Device(0).retain_primary_context()
-    context.push()
-    atexit.register(context.pop)
-    kernels, stream = Kernels.of_current_device(), driver.Stream()
-    torch_stream = torch.cuda.ExternalStream(stream.handle)
-    torch.cuda.set_stream(torch_stream)
+
+def measure(gpu: Gpu, options: argparse.Namespace) -> None:
+    """Time, print, write."""
+    kernels, stream, torch_stream = gpu.kernels, gpu.stream, gpu.torch_stream
     sampler = Sampler(
         kernels.operator("sample"), multiprocessors=kernels.multiprocessors, capability=kernels.capability
     )
@@ -168,7 +165,7 @@ def main() -> None:
                 figures[f"{name}_{rows}_ms{suffix}"] = milliseconds(case.run, torch_stream, options.repeats)
     report(
         figures,
-        environment(gpu=torch.cuda.get_device_name(), vocabulary=VOCABULARY),
+        gpu_environment(vocabulary=VOCABULARY),
         file=options.json,
         bounds={} if options.blocks else BOUNDS,
     )
