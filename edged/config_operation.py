@@ -22,6 +22,16 @@ class WatchdogConfig:
             default="`30s`, or `5min` where a model runs on the CPU",
         ),
     )
+    stall_timeout: float = field(
+        default=10.0,
+        metadata=_key(
+            "Longest silence of an engine whose process evidently stands still: it is stopped, or all its threads sleep "
+            "though it is idle or its models run on the CPU; the shorter one of this and step_timeout counts",
+            unit="duration",
+            low=1,
+            high=86400,
+        ),
+    )
     load_timeout: float = field(
         default=600.0,
         metadata=_key("Longest time of loading without progress", unit="duration", low=1, high=86400),

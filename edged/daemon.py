@@ -129,7 +129,8 @@ class Daemon:
             await self._server.start()
             logger.info("listening", addresses=list(self._server.addresses), version=__version__)
             self._supervisor.subscribe(self._on_state)
-            self._supervisor.when_alive(self._notifier.alive)
+            self._supervisor.life.when_alive(self._notifier.alive)
+            self._supervisor.life.when_patience_changes(self._expect_life)
             self._notifier.extend_timeout(self._load_patience)
             await self._supervisor.start()
             first = asyncio.create_task(self._signals.get())
@@ -209,12 +210,18 @@ class Daemon:
         """Seconds that systemd waits after the last progress of loading."""
         return self._config.watchdog.load_timeout + _WATCHDOG_MARGIN_SECONDS
 
+    def _expect_life(self) -> None:
+        """Tell systemd how soon the next sign of life is due: soon from an idle engine, later from one that makes a step."""
+        serving = self._server.state is State.SERVING
+        step = self._config.step_timeout + _WATCHDOG_MARGIN_SECONDS
+        patience = self._supervisor.life.patience + _WATCHDOG_MARGIN_SECONDS
+        self._notifier.expect(patience if serving else max(step, self._load_patience))
+
     def _on_state(self, *_: object) -> None:
         """Tell systemd; READY once, when the first request would be served."""
         names = ", ".join(model.name for model in self._config.models)
         state = self._server.state
-        step = self._config.step_timeout + _WATCHDOG_MARGIN_SECONDS
-        self._notifier.expect(step if state is State.SERVING else max(step, self._load_patience))
+        self._expect_life()
         if state is State.SERVING:
             if not self._ready:
                 self._ready = True

@@ -60,11 +60,21 @@ class FakeExecutor(Executor):
         step_seconds: Time a step takes.
         fail_at: Number of the step that raises.
         hang_at: Number of the step that never returns.
+        long_at: Number of the step that takes `long_seconds` of a processor, and is the only one.
         slow_load: Seconds of each piece of loading.
     """
 
     def __init__(
-        self, limits, *, step_seconds=0.0, fail_at=None, load_error=None, hang_at=None, slow_load=0.0
+        self,
+        limits,
+        *,
+        step_seconds=0.0,
+        fail_at=None,
+        load_error=None,
+        hang_at=None,
+        slow_load=0.0,
+        long_at=None,
+        long_seconds=0.0,
     ):
         self._limits = limits
         self.step_seconds = step_seconds
@@ -72,6 +82,8 @@ class FakeExecutor(Executor):
         self.load_error = load_error
         self.hang_at = hang_at
         self.slow_load = slow_load
+        self.long_at = long_at
+        self.long_seconds = long_seconds
         self.memory = np.full((limits.pages, PAGE_TOKENS), -1, np.int64)
         self.batches = []
         self.trees = 0
@@ -93,6 +105,10 @@ class FakeExecutor(Executor):
         self.batches.append((len(batch.lengths), len(batch.token_ids)))
         if self.hang_at is not None and len(self.batches) >= self.hang_at:
             time.sleep(1e6)
+        if len(self.batches) == self.long_at:
+            end = time.monotonic() + self.long_seconds
+            while time.monotonic() < end:
+                pass
         if self.fail_at is not None and len(self.batches) >= self.fail_at:
             raise RuntimeError("the device fell off the bus")
         drawn = np.zeros(len(batch.logit_rows), np.int32)

@@ -120,7 +120,10 @@ class EngineControl:
             await self._unload(victim)
         self._supervisor.mark(model, "loading")
         try:
-            _check(await self._supervisor.ask(model, lambda query: LoadModel(query, model)))
+            on_gpu = self._supervisor.report_of(model).device != "cpu"  # the others load in a thread
+            _check(
+                await self._supervisor.change(model, lambda query: LoadModel(query, model), in_loop=on_gpu)
+            )
             self.residency.add(model)
         except BaseException as error:
             self._supervisor.mark(model, "unloaded")
@@ -132,7 +135,9 @@ class EngineControl:
         self._supervisor.mark(model, "unloading")
         self.residency.remove(model)  # also if the engine ends meanwhile: the next one does not load it
         try:
-            _check(await self._supervisor.ask(model, lambda query: UnloadModel(query, model)))
+            _check(
+                await self._supervisor.change(model, lambda query: UnloadModel(query, model), in_loop=True)
+            )
         finally:
             self._supervisor.mark(model, "unloaded")
         _log.info("model unloaded", model=model)

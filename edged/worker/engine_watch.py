@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING
 
 from edged.log import get_logger
 from edged.worker.killed import describe_kill
 from edged.worker.messages import EngineFailed
+from edged.worker.stillness import Stillness, StillnessWatch
 from edged.worker.watchdog import CHECK_SECONDS, Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from edged.config import Config
     from edged.worker.messages import Loading, ToDaemon
@@ -39,7 +41,12 @@ class EngineWatch:
         self.error: EngineFailed | None = None
         """What it said of its own end."""
         self._is_busy = is_busy
-        self._watchdog = Watchdog(config.watchdog, config.step_timeout)
+        self._watchdog = Watchdog(
+            config.watchdog,
+            config.step_timeout,
+            works_asleep=any(model.device != "cpu" for model in config.models),
+        )
+        self._stillness: StillnessWatch | None = None
 
     @property
     def is_fatal(self) -> bool:
@@ -55,7 +62,28 @@ class EngineWatch:
         """Take a message; return whether it is a sign of life."""
         if isinstance(message, EngineFailed):
             self.error = message
-        return self._watchdog.note(message, busy=self._is_busy())
+        alive = self._watchdog.note(message, busy=self._is_busy())
+        if alive and self._stillness is not None:
+            self._stillness.forget()
+        return alive
+
+    @property
+    def patience(self) -> float:
+        """Seconds within which it gives a sign of life, or is found to give none."""
+        return self._watchdog.patience(busy=self._is_busy())
+
+    @contextlib.contextmanager
+    def changing(self, *, in_loop: bool) -> Iterator[None]:
+        """It is asked to load or unload a model beside those that serve, and has more time until that is done.
+
+        Args:
+            in_loop: It makes no step meanwhile.
+        """
+        self._watchdog.begin_change(in_loop=in_loop)
+        try:
+            yield
+        finally:
+            self._watchdog.end_change(in_loop=in_loop)
 
     def serve(self) -> float:
         """It has loaded everything; return the seconds that took."""
@@ -63,24 +91,30 @@ class EngineWatch:
         self._watchdog.serve()
         return self.ready_at - self.begun
 
-    async def end_if_it_hangs(self, engine: EngineProcess, on_hung: Callable[[], None]) -> None:
+    async def end_if_it_hangs(
+        self, engine: EngineProcess, on_hung: Callable[[], None], on_look: Callable[[], None]
+    ) -> None:
         """Look at it until it is gone; end it when it makes no progress.
 
         Args:
             engine: It.
             on_hung: Called before it is ended.
+            on_look: Called after each look.
         """
+        stillness = self._stillness = StillnessWatch(engine.pid)
         last = time.monotonic()
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             now = time.monotonic()
-            why = self._watchdog.look(now - last, busy=self._is_busy())
+            why = self._watchdog.look(now - last, busy=self._is_busy(), stillness=stillness.look)
             last = now
+            on_look()
             if why and not self.hung:
                 self.hung = why
                 _log.error("the engine hangs and is ended", why=why, engine_pid=engine.pid)
+                stopped = stillness.look() is Stillness.STOPPED
                 on_hung()
-                await engine.abort()
+                await (engine.end() if stopped else engine.abort())
 
     def reason(self, how: str, loading: Mapping[str, Loading]) -> str:
         """Why it ended.

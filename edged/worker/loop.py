@@ -80,7 +80,7 @@ class EngineLoop:
         self._by_name = {runner.config.name: runner for runner in runners}
         self._loader = loader
         self._started = time.monotonic()
-        self._reported = 0.0
+        self._reported = self._beaten = 0.0
         self._report_due = True
         self._draining = False
 
@@ -110,9 +110,8 @@ class EngineLoop:
         patience = LOADING_SECONDS if self._loader.is_loading else HEARTBEAT_SECONDS
         messages = self._channel.receive(patience if wait else 0.0)
         if not messages:
-            if wait and not self._loader.is_loading:
-                self._channel.send(Heartbeat())
-                self._channel.flush()
+            if wait:
+                self._beat()
             return True
         self._report_due = True
         for message in messages:
@@ -123,6 +122,14 @@ class EngineLoop:
             self._handle(message)
         self._channel.flush()
         return True
+
+    def _beat(self) -> None:
+        """Say that the idle loop is alive; while a model loads it wakes more often than that is news."""
+        now = time.monotonic()
+        if not self._loader.is_loading or now - self._beaten >= HEARTBEAT_SECONDS:
+            self._beaten = now
+            self._channel.send(Heartbeat())
+            self._channel.flush()
 
     def _turn(self, runner: ModelRunner) -> None:
         """One step of one model; its tokens are on their way when this returns."""

@@ -68,12 +68,7 @@ class ModelLoader:
             EdgedError: It does not load, or its first token is wrong.
             ChannelClosedError: The daemon is gone.
         """
-
-        def tell(message: Loading) -> None:
-            self._channel.send(message)
-            self._channel.flush()
-
-        return self._load(name, tell)
+        return self._load(name, self._tell)
 
     def begin(self, query: int, name: str) -> None:
         """Begin to load a model; :meth:`take` gives what comes of it.
@@ -83,9 +78,9 @@ class ModelLoader:
             name: Name of the model.
         """
 
-        def run() -> None:
+        def run(tell: Callable[[Loading], None]) -> None:
             try:
-                made: ModelRunner | EdgedError = self._load(name, self._progress.put)
+                made: ModelRunner | EdgedError = self._load(name, tell)
             except EdgedError as error:
                 made = error
             except Exception as error:  # noqa: BLE001 - told to the daemon, whatever it is; the other models go on
@@ -94,9 +89,11 @@ class ModelLoader:
             self._made.put((query, name, made))
 
         model = self._find(name)
-        self._thread = threading.Thread(target=run, name=f"load {name}", daemon=True)
+        self._thread = threading.Thread(
+            target=run, args=(self._progress.put,), name=f"load {name}", daemon=True
+        )
         if model.device == "cuda":
-            run()
+            run(self._tell)
         else:
             self._thread.start()
 
@@ -111,6 +108,11 @@ class ModelLoader:
         if made:
             settle()
         return made
+
+    def _tell(self, message: Loading) -> None:
+        """Send progress at once, in the loop's thread."""
+        self._channel.send(message)
+        self._channel.flush()
 
     def _load(self, name: str, tell: Callable[[Loading], None]) -> ModelRunner:
         model = self._find(name)

@@ -131,6 +131,10 @@ class EngineProcess:
             self._process.send_signal(signal.SIGABRT)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._process.wait(), _ABORT_SECONDS)
+        await self.end()
+
+    async def end(self) -> None:
+        """SIGKILL, and close the channel."""
         self.kill()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._process.wait(), _EXIT_SECONDS)

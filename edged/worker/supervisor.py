@@ -21,6 +21,7 @@ from edged.memory.residency import Residency
 from edged.worker.channel import ChannelError
 from edged.worker.engine_control import EngineControl
 from edged.worker.engine_watch import EngineWatch
+from edged.worker.life_signs import LifeSigns
 from edged.worker.messages import (
     Answered,
     Cancel,
@@ -102,7 +103,8 @@ class Supervisor:
         self._stopping = asyncio.Event()
         self._outlook = Outlook()
         self._watch = self._new_watch()
-        self._alive_callbacks: list[Callable[[], None]] = []
+        self.life = LifeSigns()
+        """Who is told of the engine's signs of life."""
         self._queries = Queries()
         self._forget_models()
 
@@ -134,10 +136,6 @@ class Supervisor:
     def subscribe(self, callback: Callable[[State], None]) -> Callable[[], None]:
         """Call ``callback`` with every new state; return what ends that."""
         return self._keeper.subscribe(callback)
-
-    def when_alive(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` at every sign of life of the engine: a step, progress of loading, an idle heartbeat."""
-        self._alive_callbacks.append(callback)
 
     async def wait_for(self, *states: State) -> State:
         """Wait until the state is one of ``states`` and return it."""
@@ -209,6 +207,7 @@ class Supervisor:
         except ChannelError as error:
             raise InvalidArgumentError(f"the request is too large: {error}") from error
         self._requests.add(stream)
+        self.life.tell(self._watch)
         return stream
 
     async def ask(self, model: str, message_of: Callable[[int], Message]) -> Answered:
@@ -227,6 +226,22 @@ class Supervisor:
             raise self._unavailable()
         self.report_of(model)
         return await self._queries.ask(engine.send, message_of)
+
+    async def change(self, model: str, message_of: Callable[[int], Message], *, in_loop: bool) -> Answered:
+        """As :meth:`ask`, to load or unload a model: the engine has more time for a sign of life meanwhile.
+
+        Args:
+            model: Name of the model.
+            message_of: Makes the message out of the question's number.
+            in_loop: The engine makes no step until it is done.
+        """
+        watch = self._watch
+        try:
+            with watch.changing(in_loop=in_loop):
+                self.life.tell(watch)
+                return await self.ask(model, message_of)
+        finally:
+            self.life.tell(self._watch)
 
     def busy_models(self) -> set[str]:
         """Models with open requests."""
@@ -309,7 +324,8 @@ class Supervisor:
             engine.kill()
         _log.info("engine started", engine_pid=engine.pid)
         looking = asyncio.create_task(
-            watch.end_if_it_hangs(engine, self._become_unavailable), name="edged-watchdog"
+            watch.end_if_it_hangs(engine, self._become_unavailable, lambda: self.life.tell(watch)),
+            name="edged-watchdog",
         )
         try:
             await engine.wait_closed()
@@ -359,9 +375,7 @@ class Supervisor:
 
     def _receive(self, message: ToDaemon) -> None:
         """Act on one message of the engine."""
-        if self._watch.note(message):
-            for callback in self._alive_callbacks:
-                callback()
+        self.life.tell(self._watch, alive=self._watch.note(message))
         if isinstance(message, Tokens | Started | Finished | Failed):
             self._requests.give(message)
         elif isinstance(message, Report):
@@ -380,5 +394,6 @@ class Supervisor:
         self._states.note(message.models)
         self.loading = {}
         self._outlook.note_load(self._watch.serve())
+        self.life.tell(self._watch)
         if not self._stopping.is_set() and not self._watch.hung:
             self._keeper.set(State.SERVING)

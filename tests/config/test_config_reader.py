@@ -72,7 +72,7 @@ def test_every_key_arrives():
             reasoning_format: none
         queue: {capacity: 0, aging: 2.5s, stream_buffer: 8}
         limits: {message_size: 1MiB, prompt_size: 64KiB, stop_strings: 4, stop_bytes: 100B, stop_token_ids: 0, constraint_size: 3KiB, requests_per_client: 3, concurrent_streams: 7, connections: 9, header_size: 8KiB}
-        watchdog: {step_timeout: 5s, load_timeout: 2min}
+        watchdog: {step_timeout: 5s, stall_timeout: 3s, load_timeout: 2min}
         metrics: {listen: "unix:/run/edged/metrics.sock"}
         traces: {endpoint: "http://127.0.0.1:4318/v1/traces"}
         thermal: {margin: 5, max_requests: 1}
@@ -124,7 +124,7 @@ def test_every_key_arrives():
     assert config.limits.stop_bytes == 100
     assert (config.limits.connections, config.limits.header_size) == (9, 8192)
     assert config.limits.constraint_size == 3072
-    assert config.watchdog == WatchdogConfig(step_timeout=5.0, load_timeout=120.0)
+    assert config.watchdog == WatchdogConfig(step_timeout=5.0, stall_timeout=3.0, load_timeout=120.0)
     assert config.step_timeout == 5.0
     assert config.metrics.listen == "unix:/run/edged/metrics.sock"
     assert config.traces.endpoint == "http://127.0.0.1:4318/v1/traces"

@@ -123,8 +123,8 @@ def test_kill_9_of_the_daemon_a_hundred_times(start_daemon):
 
 
 def stop_the_engine(start_daemon, seconds):
-    """SIGSTOP for less than the step timeout: it goes on where it was, and nobody has lost anything."""
-    daemon = start_daemon(fake={"step_seconds": 0.005}, watchdog={"step_timeout": "60s"})
+    """SIGSTOP for less than the stall timeout: it goes on where it was, and nobody has lost anything."""
+    daemon = start_daemon(fake={"step_seconds": 0.005}, watchdog={"stall_timeout": "60s"})
     with daemon.client() as client, ThreadPoolExecutor(3) as pool:
         engine = client.status().engine_pid
         answers = [

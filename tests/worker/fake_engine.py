@@ -59,6 +59,8 @@ def main():
         sys.exit(settings["exit_at_start"])
     time.sleep(settings.get("load_seconds", 0))
 
+    loaded = set()
+
     def executor_of(config):
         limits = ExecutorLimits(
             max_step_tokens=config.prefill_chunk + config.max_sequences,
@@ -68,14 +70,18 @@ def main():
             vocabulary=VOCABULARY,
         )
         error = settings.get("load_error")
-        return "fake", FakeExecutor(
+        executor = FakeExecutor(
             limits,
             step_seconds=settings.get("step_seconds", 0),
             fail_at=settings.get("fail_at"),
             hang_at=settings.get("hang_at"),
-            slow_load=settings.get("slow_load", 0),
+            slow_load=settings.get("slow_again" if config.name in loaded else "slow_load", 0),
+            long_at=settings.get("long_at"),
+            long_seconds=settings.get("long_seconds", 0),
             load_error=None if error is None else getattr(errors, error)(f"{config.name} does not load"),
         )
+        loaded.add(config.name)
+        return "fake", executor
 
     if "corrupt_at" in settings:
         ModelRunner.turn = corrupting(ModelRunner.turn, settings["corrupt_at"])

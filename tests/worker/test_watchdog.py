@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -17,6 +20,7 @@ from edged.worker.killed import describe_kill
 from edged.worker.messages import Heartbeat, Loading, ModelReport, Report, Tokens
 from edged.worker.process import EngineProcess
 from edged.worker.state import State
+from edged.worker.stillness import Stillness, StillnessWatch
 from edged.worker.watchdog import CHECK_SECONDS, IDLE_SECONDS, Watchdog
 
 CONFIG = WatchdogConfig(load_timeout=20.0)
@@ -27,18 +31,18 @@ def report(steps):
     return Report((model,), 1.0)
 
 
-def looks_until_hung(watchdog, *, busy, message=None):
+def looks_until_hung(watchdog, *, busy, message=None, stillness=lambda: None):
     """Seconds of looks until the watchdog calls it hung, `message` coming before each."""
     for count in range(1, 10_000):
         if message is not None:
             watchdog.note(message, busy=busy)
-        if watchdog.look(CHECK_SECONDS, busy=busy):
+        if watchdog.look(CHECK_SECONDS, busy=busy, stillness=stillness):
             return count * CHECK_SECONDS
     return None
 
 
-def serving(step_timeout=30.0):
-    watchdog = Watchdog(CONFIG, step_timeout)
+def serving(step_timeout=30.0, **options):
+    watchdog = Watchdog(CONFIG, step_timeout, **options)
     watchdog.serve()
     return watchdog
 
@@ -68,6 +72,72 @@ def test_loading_has_its_own_time_and_only_progress_counts():
         assert not watchdog.look(CHECK_SECONDS, busy=False)
 
 
+def test_an_engine_that_evidently_stands_still_has_the_stall_timeout_whatever_a_step_may_take():
+    for how in Stillness:
+        for busy in (True, False):
+            watchdog = serving(300.0)
+            assert looks_until_hung(watchdog, busy=busy, stillness=lambda how=how: how) == 10 + CHECK_SECONDS
+            why = watchdog.look(CHECK_SECONDS, busy=busy, stillness=lambda how=how: how)
+            assert how.value in why
+            assert "watchdog.stall_timeout" in why
+    assert looks_until_hung(serving(3.0), busy=True, stillness=lambda: Stillness.STOPPED) == 3 + CHECK_SECONDS
+
+
+def test_an_engine_that_sleeps_while_a_gpu_works_or_a_model_loads_is_left_alone():
+    gpu = serving(30.0, works_asleep=True)
+    assert looks_until_hung(gpu, busy=True, stillness=lambda: Stillness.ASLEEP) == 30 + CHECK_SECONDS
+    gpu = serving(30.0, works_asleep=True)
+    assert looks_until_hung(gpu, busy=False, stillness=lambda: Stillness.ASLEEP) == 10 + CHECK_SECONDS
+    loading = Watchdog(CONFIG, 300.0)
+    assert looks_until_hung(loading, busy=False, stillness=lambda: Stillness.ASLEEP) == 20 + CHECK_SECONDS
+    loading = Watchdog(CONFIG, 300.0)
+    assert looks_until_hung(loading, busy=False, stillness=lambda: Stillness.STOPPED) == 10 + CHECK_SECONDS
+
+
+def test_half_of_the_stall_must_be_seen_without_any_work_between():
+    watchdog, looks = serving(300.0), iter(range(10_000))
+    seen = looks_until_hung(
+        watchdog, busy=True, stillness=lambda: None if next(looks) == 9 else Stillness.ASLEEP
+    )
+    assert seen == 15, "something ran after 10 s"
+
+
+@pytest.mark.parametrize("in_loop", [True, False])
+def test_an_engine_that_loads_another_model_has_the_time_of_loading(in_loop):
+    watchdog = Watchdog(WatchdogConfig(load_timeout=100.0), 30.0)
+    watchdog.serve()
+    watchdog.begin_change(in_loop=in_loop)
+    patience = 100 if in_loop else 30
+    assert watchdog.patience(busy=False) == patience
+    assert looks_until_hung(watchdog, busy=False) == patience + CHECK_SECONDS
+    watchdog.end_change(in_loop=in_loop)
+    assert looks_until_hung(watchdog, busy=False) == IDLE_SECONDS + CHECK_SECONDS
+    watchdog = Watchdog(WatchdogConfig(load_timeout=100.0), 30.0)
+    watchdog.serve()
+    watchdog.begin_change(in_loop=in_loop)
+    assert looks_until_hung(watchdog, busy=False, message=Heartbeat()) == 100 + CHECK_SECONDS, (
+        "the loop beats on"
+    )
+    assert "loading made no progress" in watchdog.look(CHECK_SECONDS, busy=False)
+
+
+def test_a_sign_of_life_is_expected_soon_from_an_idle_engine_alone():
+    watchdog = Watchdog(WatchdogConfig(load_timeout=100.0), 30.0)
+    assert watchdog.patience(busy=False) == 100
+    watchdog.serve()
+    assert watchdog.patience(busy=False) == 30, "it has not beaten yet"
+    watchdog.note(Heartbeat(), busy=False)
+    assert (watchdog.patience(busy=False), watchdog.patience(busy=True)) == (5, 30)
+    for _ in range(11):
+        watchdog.look(CHECK_SECONDS, busy=False)
+    assert watchdog.patience(busy=False) == 30, (
+        "whoever waits for this one must not be faster than who looks at it"
+    )
+    watchdog.note(Heartbeat(), busy=False)
+    watchdog.note(Tokens("r", (1,), "a"), busy=True)
+    assert watchdog.patience(busy=False) == 30
+
+
 def test_a_machine_that_slept_is_no_reason_to_end_the_engine():
     watchdog = serving(5.0)
     assert watchdog.look(3600.0, busy=True) == ""
@@ -80,7 +150,7 @@ def test_a_stopped_engine_is_ended_and_comes_back(busy, capfd):
 
     async def body(supervisor):
         signs = []
-        supervisor.when_alive(lambda: signs.append(time.monotonic()))
+        supervisor.life.when_alive(lambda: signs.append(time.monotonic()))
         stopped = supervisor.engine_pid
         stream = supervisor.submit(make_submit("a", (1,), 900)) if busy else None
         if stream is not None:
@@ -103,6 +173,77 @@ def test_a_stopped_engine_is_ended_and_comes_back(busy, capfd):
         assert signs
 
     run_supervised(body, config, step_seconds=0.01)
+
+
+@pytest.mark.one_python
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_stopped_engine_is_not_given_the_time_of_a_long_step(busy):
+    config = replace(make_config(), watchdog=WatchdogConfig(stall_timeout=1.0))
+    assert config.step_timeout == 300
+
+    async def body(supervisor):
+        stopped = supervisor.engine_pid
+        stream = supervisor.submit(make_submit("a", (1,), 900)) if busy else None
+        if stream is not None:
+            await anext(stream)
+        os.kill(stopped, signal.SIGSTOP)
+        await supervisor.wait_for(State.RESTARTING)
+        await supervisor.wait_for(State.SERVING)
+        assert supervisor.engine_pid not in {0, stopped}
+        assert "its process is stopped (SIGSTOP) (watchdog.stall_timeout)" in supervisor.last_error
+        if stream is not None:
+            with pytest.raises(UnavailableError, match="the engine hung"):
+                [event async for event in stream]
+
+    run_supervised(body, config, step_seconds=0.01)
+
+
+def test_a_step_that_waits_for_ever_says_where_it_hangs_long_before_its_time(capfd):
+    config = replace(make_config(), watchdog=WatchdogConfig(stall_timeout=1.0))
+
+    async def body(supervisor):
+        stream = supervisor.submit(make_submit("a", (1,), 900))
+        with pytest.raises(UnavailableError, match="the engine hung"):
+            [event async for event in stream]
+        await supervisor.wait_for(State.SERVING)
+        assert "all threads of its process sleep (watchdog.stall_timeout)" in supervisor.last_error
+        assert "watchdog ended it (signal SIGABRT)" in supervisor.last_error
+
+    run_supervised(body, config, hang_at=10)
+    assert "in step" in capfd.readouterr().err
+
+
+@pytest.mark.one_python
+def test_a_long_step_that_works_is_left_alone():
+    config = replace(make_config(), watchdog=WatchdogConfig(stall_timeout=1.0))
+
+    async def body(supervisor):
+        events = [event async for event in supervisor.submit(make_submit("a", (1,), 20))]
+        assert events[-1].generated_tokens == 20
+        assert (supervisor.restarts, supervisor.state) == (0, State.SERVING)
+
+    run_supervised(body, config, long_at=10, long_seconds=5)
+
+
+@pytest.mark.one_python
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_load_beside_serving_models_is_no_silence(device):
+    """In a thread on the CPU, in the loop on a GPU: pieces that take longer than an idle engine may be silent."""
+    config = replace(
+        make_config(device=device), watchdog=WatchdogConfig(step_timeout=1.0 if device == "cuda" else 2.0)
+    )
+
+    async def body(supervisor):
+        patience = []
+        supervisor.life.when_patience_changes(lambda: patience.append(supervisor.life.patience))
+        await supervisor.control.unload("second", cancel=False)
+        await supervisor.control.load("second")
+        assert (supervisor.restarts, supervisor.state) == (0, State.SERVING)
+        assert config.watchdog.load_timeout in patience
+        events = [event async for event in supervisor.submit(make_submit("a", model="second"))]
+        assert len(events) == 6
+
+    run_supervised(body, config, slow_again=1.7 if device == "cuda" else 2.7)
 
 
 def test_a_step_that_never_returns_says_where_it_hangs(capfd):
@@ -189,3 +330,84 @@ def test_a_kill_while_loading_names_the_row_of_the_ledger():
 )
 def test_a_stage_of_loading_that_is_no_row_is_not_called_one(what, needed):
     assert f"this machine has less than {needed}" in describe_kill({"m": Loading("m", what, 0, 1)})
+
+
+@pytest.fixture
+def process():
+    started = []
+
+    def start(code):
+        started.append(subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE))
+        started[-1].stdout.read(1)
+        return started[-1].pid
+
+    yield start
+    for each in started:
+        each.kill()
+        each.wait()
+        each.stdout.close()
+
+
+def seen(watch, wanted, looks=300):
+    """Look until it is `wanted`, the way a busy machine may show it later."""
+    for _ in range(looks):
+        if watch.look() is wanted:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_process_that_sleeps_or_is_stopped_stands_still(process):
+    pid = process("import threading; print(1, flush=True); threading.Event().wait()")
+    watch = StillnessWatch(pid)
+    assert watch.look() is None, "there is nothing to compare with"
+    assert seen(watch, Stillness.ASLEEP)
+    os.kill(pid, signal.SIGSTOP)
+    assert seen(watch, Stillness.STOPPED)
+    watch.forget()
+    assert watch.look() is None
+
+
+def test_a_process_that_works_never_stands_still(process):
+    spins = "import threading; print(1, flush=True)\nwhile True: pass"
+    beside = "import threading, time\ndef spin():\n  while True: pass\nthreading.Thread(target=spin).start(); print(1, flush=True); time.sleep(1e6)"
+    for code in (spins, beside):
+        watch = StillnessWatch(process(code))
+        for _ in range(20):
+            assert watch.look() is None
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("states", "used", "how"),
+    [
+        ("SS", 0, Stillness.ASLEEP),
+        ("SI", 1, Stillness.ASLEEP),
+        ("TT", 0, Stillness.STOPPED),
+        ("TS", 0, Stillness.ASLEEP),
+        ("SD", 0, None),
+        ("SR", 0, None),
+        ("tt", 0, None),
+        ("SS", 50, None),
+        ("", 0, None),
+    ],
+)
+def test_what_the_kernel_shows_of_a_process(tmp_path, states, used, how):
+    """A thread that waits for a disk, one that is ready to run, a debugger, and work that was done between two looks."""
+
+    def show(states, ticks):
+        folder = tmp_path / "7"
+        shutil.rmtree(folder, ignore_errors=True)
+        rest = " ".join(["0"] * 10 + [str(ticks), "0"])
+        for number, state in enumerate(states):
+            (folder / "task" / str(7 + number)).mkdir(parents=True)
+            (folder / "task" / str(7 + number) / "stat").write_text(f"7 (a) b (c) {state} {rest}\n")
+        if states:
+            (folder / "stat").write_text(f"7 (a) b (c) {states[0]} {rest}\n")
+
+    watch = StillnessWatch(7, tmp_path)
+    show("SS", 100)
+    assert watch.look() is None
+    show(states, 100 + used)
+    assert watch.look() is how
+    assert StillnessWatch(8, tmp_path).look() is None

@@ -73,7 +73,6 @@ class Service:
                     "threads": 1,
                 }
             ],
-            "watchdog": {"step_timeout": "4s"},
             "drain_timeout": "5min",
             **changes,
         }

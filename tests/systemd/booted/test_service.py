@@ -14,6 +14,7 @@ import pytest
 from conftest import run
 
 from edged.client import Chunk, Client, Finished
+from edged.errors import UnavailableError
 
 ADDRESS = "127.0.0.1:50051"
 LONG = {"temperature": 0.0, "ignore_eos": True}
@@ -144,18 +145,28 @@ def test_a_waiting_client_bridges_a_restart(running):
         assert answer.finished.usage.generated_tokens == 4
 
 
-def test_a_frozen_engine_is_ended_by_the_daemon_and_is_back(running):
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_frozen_engine_is_ended_by_the_daemon_and_is_back(running, busy):
+    """With the watchdog's defaults, in which a step on the CPU may take five minutes."""
     restarts = running.show("NRestarts")
     engine = running.status()["engine_pid"]
-    os.kill(engine, signal.SIGSTOP)
-    began = time.monotonic()
+    with Client(ADDRESS) as client:
+        if busy:
+            stream = iter(client.generate("Once upon a time", max_tokens=400, **LONG))
+            next(event for event in stream if isinstance(event, Chunk))
+        os.kill(engine, signal.SIGSTOP)
+        began = time.monotonic()
+        if busy:
+            with pytest.raises(UnavailableError, match="the engine hung"):
+                list(stream)
     while running.edgectl("status", check=False).returncode == 0:
         assert time.monotonic() - began < running.back_seconds
         time.sleep(0.1)
     running.wait_serving(running.back_seconds - (time.monotonic() - began))
     status = running.status()
     assert status["engine_pid"] != engine
-    assert "no sign of life" in status["last_error"]
+    assert ("no step was finished" if busy else "no sign of life") in status["last_error"]
+    assert "watchdog.stall_timeout" in status["last_error"]
     assert running.show("NRestarts") == restarts, "the daemon stayed"
 
 
