@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from attention_decode import DIM, HEADS, KV_HEADS, Context, median_ms
+from attention_decode import DIM, HEADS, KV_HEADS, Context, bucket_of, median_ms
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from plugins_trt.chunk_attention import contract as attention_contract
@@ -52,20 +52,13 @@ class Chunk:
         batch = Batch(of(starts), of(lengths), of(context.table), of(positions))
         self.q = torch.randn(layers, tokens, HEADS, DIM, device="cuda").bfloat16()
         out = torch.empty_like(self.q)
-        sizes = {
-            "tokens": tokens,
-            "sequences": 1,
-            "heads": HEADS,
-            "kv_heads": KV_HEADS,
-            "max_pages": batch.max_pages,
-            "multiprocessors": kernels.multiprocessors,
-        }
+        bucket = bucket_of(tokens, batch.max_pages, kernels)
         scratch = torch.empty(
-            max(16, attention_contract.workspace_bytes(**sizes, head_dim=DIM)),
+            max(16, attention_contract.workspace_bytes(bucket)),
             dtype=torch.uint8,
             device="cuda",
         )
-        size = selection_contract.workspace_bytes(**sizes)
+        size = selection_contract.workspace_bytes(bucket)
         work = torch.empty(size, dtype=torch.uint8, device="cuda")
         # A bitmap a layer, so that attention can be timed alone.
         chosen = torch.zeros(

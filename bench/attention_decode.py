@@ -15,7 +15,7 @@ from _gpu import graph_ms
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from plugins_trt.arena import Arena
-from plugins_trt.contract import Batch, DeviceArray, SelectionRule
+from plugins_trt.contract import Batch, Bucket, DeviceArray, SelectionRule
 from plugins_trt.decode_attention.contract import AttentionPlan, DecodeAttention
 from plugins_trt.decode_attention.launch import DecodeAttender
 from plugins_trt.decode_selection.contract import DecodeSelection, workspace_bytes
@@ -40,6 +40,19 @@ def median_ms(stream: torch.cuda.Stream, layers: int, run: Callable[[int], None]
             run(layer)
 
     return graph_ms(stream, run_all, REPLAYS) / layers
+
+
+def bucket_of(tokens: int, pages: int, kernels: Kernels) -> Bucket:
+    """Of one sequence."""
+    return Bucket(
+        tokens=tokens,
+        sequences=1,
+        heads=HEADS,
+        kv_heads=KV_HEADS,
+        head_dim=DIM,
+        max_pages=pages,
+        multiprocessors=kernels.multiprocessors,
+    )
 
 
 @dataclass
@@ -118,17 +131,8 @@ class Step:
         self.out = torch.empty_like(self.q)
         nodes = torch.randn(tokens, KV_HEADS, DIM, device="cuda").bfloat16()
         pages = context.table.shape[1]
-        plan = AttentionPlan.of(
-            tokens=tokens,
-            sequences=1,
-            heads=HEADS,
-            kv_heads=KV_HEADS,
-            head_dim=DIM,
-            max_pages=pages,
-            multiprocessors=kernels.multiprocessors,
-            sparse=rule is not None,
-            quantized=context.arena.kv_dtype is not None,
-        )
+        bucket = bucket_of(tokens, pages, kernels)
+        plan = AttentionPlan.of(bucket, sparse=rule is not None, quantized=context.arena.kv_dtype is not None)
         scratch = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device="cuda")
         self.keep += [nodes, scratch]
         blocks = counts = None

@@ -24,7 +24,7 @@ from edged.memory.specs import (
 from edged.models.cuda_weights import cuda_packed
 from plugins_trt.arena import COARSE_SLOTS, FINE_SLOTS
 from plugins_trt.attention.contract import Layout
-from plugins_trt.contract import MAX_DECODE, MAX_TREE, ceil_div, round_up
+from plugins_trt.contract import MAX_DECODE, MAX_TREE, Bucket, ceil_div, round_up
 from plugins_trt.w4a16_linear.contract import MAX_ROWS
 from plugins_trt.w4a16_widen.contract import OCTET
 
@@ -148,7 +148,7 @@ def attention_workspace(
 ) -> int:
     """Bytes of scratch memory that one layer's attention needs in a bucket of ``tokens``, or of ``trees`` of so many."""
     a = plan.architecture
-    return Layout.of(
+    bucket = Bucket(
         tokens=tokens,
         sequences=plan.max_sequences,
         heads=a.heads,
@@ -156,10 +156,8 @@ def attention_workspace(
         head_dim=a.head_dim,
         max_pages=plan.pages_per_sequence,
         multiprocessors=multiprocessors,
-        rule=plan.selection,
-        trees=trees,
-        quantized=plan.quantized_kv is not None,
-    ).total
+    )
+    return Layout.of(bucket, plan.selection, trees=trees, quantized=plan.quantized_kv is not None).total
 
 
 def packed_workspace(plan: ModelPlan) -> int:

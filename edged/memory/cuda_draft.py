@@ -15,7 +15,7 @@ from edged.memory.draft_plan import DRAFT
 from edged.memory.packed_scratch import MULTIPROCESSORS, product_workspace
 from edged.memory.specs import PAGE_TOKENS, BufferSpec
 from edged.models.cuda_weights import CudaPacked
-from plugins_trt.contract import MAX_DECODE, MAX_TREE, LaunchError, ceil_div, check_heads, round_up
+from plugins_trt.contract import MAX_DECODE, MAX_TREE, Bucket, LaunchError, ceil_div, check_heads, round_up
 from plugins_trt.decode_attention.contract import workspace_bytes
 from plugins_trt.draft_input.contract import window_blocks
 from plugins_trt.draft_tree.contract import parts_of, pool_size
@@ -165,13 +165,15 @@ def cuda_draft_buffers(plan: ModelPlan, draft: DraftPlan) -> tuple[BufferSpec, .
     parts, pool = parts_of(sizes.vocabulary), pool_size(width, levels)
     arena = (1, plan.max_sequences * sizes.pages, a.kv_heads)
     workspace = workspace_bytes(
-        tokens=rows,
-        sequences=1,
-        heads=a.heads,
-        kv_heads=a.kv_heads,
-        head_dim=a.head_dim,
-        max_pages=sizes.table,
-        multiprocessors=MULTIPROCESSORS,
+        Bucket(
+            tokens=rows,
+            sequences=1,
+            heads=a.heads,
+            kv_heads=a.kv_heads,
+            head_dim=a.head_dim,
+            max_pages=sizes.table,
+            multiprocessors=MULTIPROCESSORS,
+        )
     )
 
     def spec(name: str, *shape: int, dtype: str = dtype) -> BufferSpec:

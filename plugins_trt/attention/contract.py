@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from plugins_trt.chunk_attention import contract as chunk_attention_contract
 from plugins_trt.chunk_selection import contract as chunk_selection_contract
 from plugins_trt.contract import (
     MAX_DECODE,
+    Bucket,
     DeviceArray,
     LaunchError,
     QueryArguments,
@@ -39,23 +39,18 @@ class Layout:
 
     @classmethod
     def of(
-        cls,
-        *,
-        tokens: int,
-        sequences: int,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        max_pages: int,
-        multiprocessors: int,
-        rule: SelectionRule | None,
-        trees: bool = False,
-        quantized: bool = False,
+        cls, bucket: Bucket, rule: SelectionRule | None, *, trees: bool = False, quantized: bool = False
     ) -> Layout:
-        """Lays out a bucket for a device of `multiprocessors`; without a `rule` every query is dense.
+        """Lays out a bucket; without a `rule` every query is dense.
 
         `trees` makes room for the compressed keys that nodes complete; `quantized`: keys and values are in eight bits.
         """
+        tokens, kv_heads, head_dim, max_pages = (
+            bucket.tokens,
+            bucket.kv_heads,
+            bucket.head_dim,
+            bucket.max_pages,
+        )
         decode = tokens <= MAX_DECODE
         node_bytes = tokens * kv_heads * head_dim * 2 if trees else 0
         blocks = counts = selection = 0
@@ -67,28 +62,20 @@ class Layout:
             )
         elif rule is not None:
             blocks = tokens * kv_heads * chunk_selection_contract.bitmap_words(max_pages) * 4
-            selection = chunk_selection_contract.workspace_bytes(
-                tokens=tokens,
-                sequences=sequences,
-                heads=heads,
-                kv_heads=kv_heads,
-                max_pages=max_pages,
-                multiprocessors=multiprocessors,
-            )
-        of_bucket: dict[str, Any] = {
-            "tokens": tokens,
-            "sequences": sequences,
-            "heads": heads,
-            "kv_heads": kv_heads,
-            "head_dim": head_dim,
-            "max_pages": max_pages,
-            "multiprocessors": multiprocessors,
-        }
+            selection = chunk_selection_contract.workspace_bytes(bucket)
         if decode:
-            attention = decode_attention_contract.workspace_bytes(**of_bucket, quantized=quantized)
+            attention = decode_attention_contract.workspace_bytes(bucket, quantized=quantized)
         else:
-            attention = chunk_attention_contract.workspace_bytes(**of_bucket)
-        sizes = (tokens * heads * head_dim * 2, node_bytes, node_bytes, blocks, counts, selection, attention)
+            attention = chunk_attention_contract.workspace_bytes(bucket)
+        sizes = (
+            tokens * bucket.heads * head_dim * 2,
+            node_bytes,
+            node_bytes,
+            blocks,
+            counts,
+            selection,
+            attention,
+        )
         places = [0]
         for size in sizes:
             places.append(places[-1] + round_up(size, 256))
@@ -146,14 +133,8 @@ class Attention(QueryArguments):
             LaunchError: naming `workspace`, when it is too small.
         """
         layout = Layout.of(
-            tokens=self.batch.tokens,
-            sequences=self.batch.sequences,
-            heads=self.heads,
-            kv_heads=self.arena.kv_heads,
-            head_dim=self.arena.head_dim,
-            max_pages=self.batch.max_pages,
-            multiprocessors=multiprocessors,
-            rule=self.rule,
+            self.bucket(multiprocessors),
+            self.rule,
             trees=self.batch.tree_masks is not None,
             quantized=self.arena.kv_dtype is not None,
         )

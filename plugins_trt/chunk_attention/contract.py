@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from plugins_trt.chunk_selection.contract import bitmap_words
 from plugins_trt.contract import (
+    Bucket,
     DeviceArray,
     LaunchError,
     QueryArguments,
@@ -41,61 +42,25 @@ class DensePlan:
         return self.parts_bytes + self.logs_bytes
 
     @classmethod
-    def of(
-        cls,
-        *,
-        tokens: int,
-        sequences: int,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        max_pages: int,
-        multiprocessors: int,
-    ) -> DensePlan:
-        """Cuts a bucket for a device of `multiprocessors`; two thread blocks fit each.
-
-        Raises:
-            LaunchError: naming a size that is not positive.
-        """
-        for name, value in (
-            ("tokens", tokens),
-            ("sequences", sequences),
-            ("max_pages", max_pages),
-            ("multiprocessors", multiprocessors),
-        ):
-            check_at_least(name, value, 1)
-        tile_tokens = DENSE_ROWS // (heads // kv_heads)
-        full = ceil_div(tokens, tile_tokens) * kv_heads
-        splits = max(1, min(_MAX_SPLITS, 2 * multiprocessors // full, max_pages // _SPLIT_PAGES))
-        rows = splits * tokens * heads if splits > 1 else 0
+    def of(cls, bucket: Bucket) -> DensePlan:
+        """Cuts a bucket; two thread blocks fit a multiprocessor."""
+        tile_tokens = DENSE_ROWS // (bucket.heads // bucket.kv_heads)
+        full = ceil_div(bucket.tokens, tile_tokens) * bucket.kv_heads
+        splits = max(
+            1, min(_MAX_SPLITS, 2 * bucket.multiprocessors // full, bucket.max_pages // _SPLIT_PAGES)
+        )
+        rows = splits * bucket.tokens * bucket.heads if splits > 1 else 0
         return cls(
-            tiles=tokens // tile_tokens + sequences + 1,
+            tiles=bucket.tokens // tile_tokens + bucket.sequences + 1,
             splits=splits,
-            parts_bytes=round_up(rows * head_dim * 4, 256),
+            parts_bytes=round_up(rows * bucket.head_dim * 4, 256),
             logs_bytes=round_up(rows * 4, 256),
         )
 
 
-def workspace_bytes(
-    *,
-    tokens: int,
-    sequences: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    max_pages: int,
-    multiprocessors: int,
-) -> int:
-    """Bytes that dense attention over a bucket of `tokens` needs while it runs; sparse attention needs none."""
-    return DensePlan.of(
-        tokens=tokens,
-        sequences=sequences,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        max_pages=max_pages,
-        multiprocessors=multiprocessors,
-    ).workspace_bytes
+def workspace_bytes(bucket: Bucket) -> int:
+    """Bytes that dense attention over a bucket needs while it runs; sparse attention needs none."""
+    return DensePlan.of(bucket).workspace_bytes
 
 
 @dataclass(frozen=True)
@@ -133,15 +98,7 @@ class ChunkAttention(QueryArguments):
         Raises:
             LaunchError: naming `workspace` when it is missing or too small.
         """
-        plan = DensePlan.of(
-            tokens=self.batch.tokens,
-            sequences=self.batch.sequences,
-            heads=self.heads,
-            kv_heads=self.arena.kv_heads,
-            head_dim=self.arena.head_dim,
-            max_pages=self.batch.max_pages,
-            multiprocessors=multiprocessors,
-        )
+        plan = DensePlan.of(self.bucket(multiprocessors))
         if plan.workspace_bytes == 0:
             return plan
         if self.workspace is None:

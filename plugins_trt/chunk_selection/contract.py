@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from plugins_trt.contract import (
     BLOCK,
+    Bucket,
     DeviceArray,
     LaunchError,
     QueryArguments,
     SelectionRule,
     ceil_div,
     check_array,
-    check_at_least,
     check_workspace,
     round_up,
 )
@@ -57,21 +57,14 @@ class SelectionPlan:
         return self.sums_bytes + self.scores_bytes
 
     @classmethod
-    def of(
-        cls, *, tokens: int, sequences: int, heads: int, kv_heads: int, max_pages: int, multiprocessors: int
-    ) -> SelectionPlan:
-        """Cuts a bucket for a device of `multiprocessors`; two thread blocks fit each.
+    def of(cls, bucket: Bucket) -> SelectionPlan:
+        """Cuts a bucket; two thread blocks fit a multiprocessor.
 
         Raises:
-            LaunchError: naming a size that is not positive, or `max_pages` over `MAX_PAGES`.
+            LaunchError: naming `max_pages`, when it is over `MAX_PAGES`.
         """
-        for name, value in (
-            ("tokens", tokens),
-            ("sequences", sequences),
-            ("multiprocessors", multiprocessors),
-        ):
-            check_at_least(name, value, 1)
-        check_at_least("max_pages", max_pages, 1)
+        tokens, kv_heads, max_pages = bucket.tokens, bucket.kv_heads, bucket.max_pages
+        multiprocessors = bucket.multiprocessors
         if max_pages > MAX_PAGES:
             raise LaunchError(
                 f"max_pages: {max_pages}, block selection compares at most {MAX_PAGES} "
@@ -84,28 +77,19 @@ class SelectionPlan:
         split_pages = min(512, max(32, round_up(share, _STAGE_PAGES)))
         score_stride = round_up(max_pages, 8)
         return cls(
-            tiles=tokens // TILE_TOKENS + sequences + 1,
+            tiles=tokens // TILE_TOKENS + bucket.sequences + 1,
             splits=splits,
             split_pages=split_pages,
             page_splits=ceil_div(max_pages, split_pages),
             score_stride=score_stride,
-            sums_bytes=round_up(splits * tokens * heads * 8, 256),
+            sums_bytes=round_up(splits * tokens * bucket.heads * 8, 256),
             scores_bytes=round_up(kv_heads * tokens * score_stride * 4, 256),
         )
 
 
-def workspace_bytes(
-    *, tokens: int, sequences: int, heads: int, kv_heads: int, max_pages: int, multiprocessors: int
-) -> int:
-    """Bytes that a selection over a bucket of `tokens` needs while it runs."""
-    return SelectionPlan.of(
-        tokens=tokens,
-        sequences=sequences,
-        heads=heads,
-        kv_heads=kv_heads,
-        max_pages=max_pages,
-        multiprocessors=multiprocessors,
-    ).workspace_bytes
+def workspace_bytes(bucket: Bucket) -> int:
+    """Bytes that a selection over a bucket needs while it runs."""
+    return SelectionPlan.of(bucket).workspace_bytes
 
 
 @dataclass(frozen=True)
@@ -137,13 +121,6 @@ class ChunkSelection(QueryArguments):
         Raises:
             LaunchError: naming `workspace` when it is too small.
         """
-        plan = SelectionPlan.of(
-            tokens=self.batch.tokens,
-            sequences=self.batch.sequences,
-            heads=self.heads,
-            kv_heads=self.arena.kv_heads,
-            max_pages=self.batch.max_pages,
-            multiprocessors=multiprocessors,
-        )
+        plan = SelectionPlan.of(self.bucket(multiprocessors))
         check_workspace("workspace", self.workspace, plan.workspace_bytes)
         return plan

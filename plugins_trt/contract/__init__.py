@@ -21,7 +21,7 @@ from plugins_trt.contract.arrays import (
     kernel_suffix,
     round_up,
 )
-from plugins_trt.contract.attention import QueryArguments, softmax_scale
+from plugins_trt.contract.attention import Bucket, QueryArguments, softmax_scale
 from plugins_trt.contract.batch import Batch, check_batch_values
 from plugins_trt.contract.rule import SelectionRule
 from plugins_trt.contract.sizes import (
@@ -51,6 +51,7 @@ __all__ = [
     "QUANTIZED_KV",
     "STRIDE",
     "Batch",
+    "Bucket",
     "DeviceArray",
     "LaunchError",
     "QueryArguments",

@@ -19,6 +19,28 @@ def softmax_scale(scale: float | None, head_dim: int) -> float:
     return 1.0 / math.sqrt(head_dim) if scale is None else scale
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """The sizes of a step over paged keys, and the device's: what decides how attention and selection cut their work.
+
+    Raises:
+        LaunchError: naming a size that is not positive.
+    """
+
+    tokens: int
+    sequences: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    max_pages: int
+    multiprocessors: int
+
+    def __post_init__(self) -> None:
+        """Checks the sizes that callers bring; those of the heads are checked where their queries are."""
+        for name in ("tokens", "sequences", "max_pages", "multiprocessors"):
+            check_at_least(name, getattr(self, name), 1)
+
+
 @dataclass(frozen=True)
 class QueryArguments:
     """The first arguments of append, selection and attention, and the checks that these have in common."""
@@ -32,6 +54,18 @@ class QueryArguments:
     def heads(self) -> int:
         """Query heads."""
         return self.q.shape[1]
+
+    def bucket(self, multiprocessors: int) -> Bucket:
+        """The sizes of this step, on a device of `multiprocessors`."""
+        return Bucket(
+            tokens=self.batch.tokens,
+            sequences=self.batch.sequences,
+            heads=self.heads,
+            kv_heads=self.arena.kv_heads,
+            head_dim=self.arena.head_dim,
+            max_pages=self.batch.max_pages,
+            multiprocessors=multiprocessors,
+        )
 
     def check_queries(self, *, rows_apart: bool = False) -> None:
         """Refuses a layer the arena cannot have, head layouts without a kernel, and queries of another kind.

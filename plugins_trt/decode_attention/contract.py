@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plugins_trt.contract import (
+    Bucket,
     DeviceArray,
     LaunchError,
     QueryArguments,
@@ -45,78 +46,42 @@ class AttentionPlan:
         return self.partial_bytes + self.statistics_bytes
 
     @classmethod
-    def of(
-        cls,
-        *,
-        tokens: int,
-        sequences: int,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        max_pages: int,
-        multiprocessors: int,
-        sparse: bool,
-        quantized: bool = False,
-    ) -> AttentionPlan:
-        """Cuts a bucket for a device of `multiprocessors`; not `sparse`: every query is dense.
+    def of(cls, bucket: Bucket, *, sparse: bool, quantized: bool = False) -> AttentionPlan:
+        """Cuts a bucket; not `sparse`: every query is dense.
 
         `quantized`: keys and values are in eight bits.
         """
-        for name, value in (
-            ("tokens", tokens),
-            ("multiprocessors", multiprocessors),
-            ("max_pages", max_pages),
-        ):
-            check_at_least(name, value, 1)
+        tokens, kv_heads, max_pages = bucket.tokens, bucket.kv_heads, bucket.max_pages
+        multiprocessors = bucket.multiprocessors
         # One block of `narrow` keeps a multiprocessor's share of the memory busy; two hide each other's gaps when
         # there are more tokens than multiprocessors and no more parts to merge. Over eight bits a block is larger.
         narrow_blocks = multiprocessors if tokens == 1 or quantized else 2 * multiprocessors
         narrow = max(1, min(narrow_blocks // (tokens * kv_heads), max_pages, _MAX_PARTS))
-        group = heads // kv_heads
+        group = bucket.heads // kv_heads
         tiles = wide = 0
         if tokens > 1:
             full = ceil_div(tokens * group, WIDE_ROWS)  # when one sequence brings them all
-            tiles = tokens * group // WIDE_ROWS + min(sequences, tokens // 2)
+            tiles = tokens * group // WIDE_ROWS + min(bucket.sequences, tokens // 2)
             blocks = _WIDE_A_MULTIPROCESSOR * multiprocessors
             # Beside sparse queries there are few dense ones, over short contexts: most of such blocks would do nothing.
             most = _SPARSE_WIDE_PARTS if sparse else _MAX_PARTS
             wide = max(1, min(blocks // (full * kv_heads), max_pages, most))
-            if sequences == 1 and not sparse:
+            if bucket.sequences == 1 and not sparse:
                 narrow, tiles = 0, full
         rows = tokens * kv_heads * max(narrow, wide) * _HEADS
         return cls(
             narrow_parts=narrow,
             wide_tiles=tiles,
             wide_parts=wide,
-            partial_bytes=round_up(rows * head_dim * 4, 256),
+            partial_bytes=round_up(rows * bucket.head_dim * 4, 256),
             statistics_bytes=round_up(rows * 8, 256),
         )
 
 
-def workspace_bytes(
-    *,
-    tokens: int,
-    sequences: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    max_pages: int,
-    multiprocessors: int,
-    quantized: bool = False,
-) -> int:
-    """Bytes of scratch memory that attention over a bucket of `tokens` needs while it runs, sparse or not."""
+def workspace_bytes(bucket: Bucket, *, quantized: bool = False) -> int:
+    """Bytes of scratch memory that attention over a bucket needs while it runs, sparse or not."""
     return max(
-        AttentionPlan.of(
-            tokens=tokens,
-            sequences=sequences,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            max_pages=max_pages,
-            multiprocessors=multiprocessors,
-            sparse=sparse,
-            quantized=quantized,
-        ).workspace_bytes
+        AttentionPlan.of(bucket, sparse=sparse, quantized=quantized).workspace_bytes
         for sparse in (False, True)
     )
 
@@ -157,13 +122,7 @@ class DecodeAttention(QueryArguments):
             LaunchError: naming `workspace` when it is too small.
         """
         plan = AttentionPlan.of(
-            tokens=self.batch.tokens,
-            sequences=self.batch.sequences,
-            heads=self.heads,
-            kv_heads=self.arena.kv_heads,
-            head_dim=self.arena.head_dim,
-            max_pages=self.batch.max_pages,
-            multiprocessors=multiprocessors,
+            self.bucket(multiprocessors),
             sparse=self.blocks is not None,
             quantized=self.arena.kv_dtype is not None,
         )

@@ -16,7 +16,7 @@ from plugins_trt.chunk_attention.launch import DenseChunkAttention, SparseChunkA
 from plugins_trt.chunk_selection import reference as selection_reference
 from plugins_trt.chunk_selection.contract import ChunkSelection, SelectionPlan, bitmap_words
 from plugins_trt.chunk_selection.launch import ChunkSelector
-from plugins_trt.contract import Batch
+from plugins_trt.contract import Batch, Bucket
 from plugins_trt.quantized.reference import dequantize
 
 H200 = 132
@@ -51,6 +51,18 @@ class ChunkCase:
         return self.tables.shape[1]
 
     @property
+    def bucket(self) -> Bucket:
+        return Bucket(
+            tokens=self.tokens,
+            sequences=len(self.lengths),
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.dim,
+            max_pages=self.max_pages,
+            multiprocessors=self.multiprocessors,
+        )
+
+    @property
     def arena(self) -> Arena:
         pools = {name: getattr(self.pages, name).data_ptr() for name in ("keys", "values", "fine", "coarse")}
         count = self.pages.keys.shape[0]
@@ -64,14 +76,7 @@ class ChunkCase:
 
     def selection(self, rule, q=None, scale=None):
         """Arguments of a selection over poisoned memory, and the bitmaps it writes."""
-        plan = SelectionPlan.of(
-            tokens=self.tokens,
-            sequences=len(self.lengths),
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            max_pages=self.max_pages,
-            multiprocessors=self.multiprocessors,
-        )
+        plan = SelectionPlan.of(self.bucket)
         workspace = torch.full((plan.workspace_bytes,), 255, dtype=torch.uint8, device=self.device)
         shape = (self.kv_heads, self.tokens, bitmap_words(self.max_pages))
         chosen = torch.full(shape, 0x5A5A5A5A, dtype=torch.int32, device=self.device)
@@ -83,15 +88,7 @@ class ChunkCase:
 
     def attention(self, *, chosen=None, dense_below=ALWAYS, q=None, out=None, scale=None):
         """Arguments of an attention over poisoned memory, and its output."""
-        plan = DensePlan.of(
-            tokens=self.tokens,
-            sequences=len(self.lengths),
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.dim,
-            max_pages=self.max_pages,
-            multiprocessors=self.multiprocessors,
-        )
+        plan = DensePlan.of(self.bucket)
         workspace = torch.full((max(16, plan.workspace_bytes),), 255, dtype=torch.uint8, device=self.device)
         out = torch.full_like(self.q, NAN) if out is None else out
         self.keep += [workspace, out]

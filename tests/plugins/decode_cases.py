@@ -13,7 +13,7 @@ import torch
 from plugins_trt.append import reference as append_reference
 from plugins_trt.append.reference import Pages, QuantizedPages
 from plugins_trt.arena import Arena
-from plugins_trt.contract import Batch, DeviceArray
+from plugins_trt.contract import Batch, Bucket, DeviceArray
 
 TOLERANCE = {"bfloat16": 1e-2, "float16": 2e-3}
 
@@ -91,6 +91,17 @@ class Case:
     node_coarse: torch.Tensor
     device: torch.device
     keep: list[torch.Tensor] = field(default_factory=list)
+
+    def bucket(self, multiprocessors: int) -> Bucket:
+        return Bucket(
+            tokens=self.tokens,
+            sequences=len(self.lengths),
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.dim,
+            max_pages=self.tables.shape[1],
+            multiprocessors=multiprocessors,
+        )
 
     @property
     def arena(self) -> Arena:

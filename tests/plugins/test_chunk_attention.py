@@ -9,7 +9,7 @@ from decode_cases import TOLERANCE, array, error, gpu
 from plugins_trt.chunk_attention.contract import ChunkAttention, DensePlan
 from plugins_trt.chunk_attention.launch import DenseChunkAttention, SparseChunkAttention
 from plugins_trt.chunk_selection.reference import pack_bitmap, unpack_bitmap
-from plugins_trt.contract import LaunchError, SelectionRule
+from plugins_trt.contract import Bucket, LaunchError, SelectionRule
 
 LAYOUTS = [(32, 2, 128), (16, 2, 64), (9, 3, 64), (10, 2, 128), (24, 2, 64), (4, 4, 128)]
 RAGGED = [
@@ -79,9 +79,10 @@ def test_arguments_are_refused_by_name():
 
 @pytest.mark.parametrize("tokens", [128, 256, 512, 1024, 2048])
 def test_a_bucket_fills_the_device_and_its_memory_is_bounded(tokens):
-    plan = DensePlan.of(
+    bucket = Bucket(
         tokens=tokens, sequences=1, heads=32, kv_heads=2, head_dim=128, max_pages=2048, multiprocessors=H200
     )
+    plan = DensePlan.of(bucket)
     blocks = tokens // 8 * 2 * plan.splits
     assert blocks >= 200
     assert plan.workspace_bytes <= 36 << 20

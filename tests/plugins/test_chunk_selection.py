@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from plugins_trt.chunk_selection.contract import ChunkSelection, SelectionPlan, workspace_bytes
 from plugins_trt.chunk_selection.reference import chunk_selection, pack_bitmap, unpack_bitmap
-from plugins_trt.contract import Batch, LaunchError, SelectionRule
+from plugins_trt.contract import Batch, Bucket, LaunchError, SelectionRule
 from plugins_trt.decode_selection import reference as decode_reference
 
 RULE = SelectionRule(init_blocks=1, window=128, top_k=5, dense_below=0)
@@ -149,10 +149,11 @@ def test_arguments_are_refused_by_name():
 def test_a_plan_covers_every_page_and_its_memory_is_bounded(
     tokens, sequences, kv_heads, max_pages, multiprocessors
 ):
-    plan = SelectionPlan.of(
-        tokens=tokens, sequences=sequences, heads=16 * kv_heads, kv_heads=kv_heads, max_pages=max_pages,
+    bucket = Bucket(
+        tokens=tokens, sequences=sequences, heads=16 * kv_heads, kv_heads=kv_heads, head_dim=128, max_pages=max_pages,
         multiprocessors=multiprocessors,
     )  # fmt: skip
+    plan = SelectionPlan.of(bucket)
     assert plan.page_splits * plan.split_pages >= max_pages
     assert plan.split_pages % 16 == 0
     assert plan.splits * 2048 >= max_pages
@@ -162,10 +163,10 @@ def test_a_plan_covers_every_page_and_its_memory_is_bounded(
 
 
 def test_the_memory_at_128k_is_that_of_the_block_scores():
-    size = workspace_bytes(
-        tokens=2048, sequences=1, heads=32, kv_heads=2, max_pages=2048, multiprocessors=H200
+    bucket = Bucket(
+        tokens=2048, sequences=1, heads=32, kv_heads=2, head_dim=128, max_pages=2048, multiprocessors=H200
     )
-    assert size < 33 << 20
+    assert workspace_bytes(bucket) < 33 << 20
 
 
 # ---------------------------------------------------------------- the kernels

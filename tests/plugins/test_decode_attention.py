@@ -4,7 +4,7 @@ import pytest
 import torch
 from decode_cases import TOLERANCE, array, error, gpu, make_case, random_parents
 
-from plugins_trt.contract import LaunchError
+from plugins_trt.contract import Bucket, LaunchError
 from plugins_trt.decode_attention.contract import AttentionPlan, DecodeAttention, workspace_bytes
 from plugins_trt.decode_attention.launch import DecodeAttender
 from plugins_trt.decode_attention.reference import attend
@@ -31,15 +31,7 @@ def expected_output(case, *, chosen=None, dense_below=0):
 
 def arguments(case, *, blocks=None, counts=None, dense_below=0, poison=float("nan"), multiprocessors=H200):
     plan = AttentionPlan.of(
-        tokens=case.tokens,
-        sequences=len(case.lengths),
-        heads=case.heads,
-        kv_heads=case.kv_heads,
-        head_dim=case.dim,
-        max_pages=case.tables.shape[1],
-        multiprocessors=multiprocessors,
-        sparse=blocks is not None,
-        quantized=case.kv_dtype is not None,
+        case.bucket(multiprocessors), sparse=blocks is not None, quantized=case.kv_dtype is not None
     )
     workspace = torch.full((plan.workspace_bytes // 4,), poison, device=case.device)
     out = torch.full_like(case.q, poison)
@@ -223,12 +215,14 @@ def test_arguments_are_refused_by_name():
 @pytest.mark.parametrize("tokens", [1, 2, 4, 8, 16, 32, 64])
 def test_a_bucket_fills_the_device_and_its_scratch_stays_small(tokens, sparse):
     """Beside sparse queries there are few dense ones, and few blocks for them."""
-    sizes = {"heads": 32, "kv_heads": 2, "head_dim": 128, "max_pages": 2048, "multiprocessors": H200}
-    plan = AttentionPlan.of(tokens=tokens, sequences=1, sparse=sparse, **sizes)
+    bucket = Bucket(
+        tokens=tokens, sequences=1, heads=32, kv_heads=2, head_dim=128, max_pages=2048, multiprocessors=H200
+    )
+    plan = AttentionPlan.of(bucket, sparse=sparse)
     wide = plan.wide_parts * 2 * -(-tokens * 16 // 128)
     if sparse or tokens == 1:
         assert 120 <= plan.narrow_parts * 2 * tokens <= 2 * H200
         assert wide <= H200 or tokens > 32
     else:
         assert 200 <= wide <= 2 * H200
-    assert plan.workspace_bytes <= workspace_bytes(tokens=tokens, sequences=1, **sizes) < 20 << 20
+    assert plan.workspace_bytes <= workspace_bytes(bucket) < 20 << 20

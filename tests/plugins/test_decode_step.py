@@ -19,14 +19,8 @@ H200 = 132
 
 def arguments(case, rule, multiprocessors=H200):
     layout = Layout.of(
-        tokens=case.tokens,
-        sequences=len(case.lengths),
-        heads=case.heads,
-        kv_heads=case.kv_heads,
-        head_dim=case.dim,
-        max_pages=case.tables.shape[1],
-        multiprocessors=multiprocessors,
-        rule=rule,
+        case.bucket(multiprocessors),
+        rule,
         trees=case.masks is not None,
         quantized=case.kv_dtype is not None,
     )
