@@ -25,8 +25,8 @@ from edged.models.cuda_weights import cuda_packed
 from plugins_trt.arena import COARSE_SLOTS, FINE_SLOTS
 from plugins_trt.attention.contract import Layout
 from plugins_trt.contract import MAX_DECODE, MAX_TREE, Bucket, ceil_div, round_up
+from plugins_trt.packed.product import OCTET
 from plugins_trt.w4a16_linear.contract import MAX_ROWS
-from plugins_trt.w4a16_widen.contract import OCTET
 
 if TYPE_CHECKING:
     from edged.memory.buffers import ModelPlan

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edged.models.weights import HEAD, WeightPart, weight_parts, weight_specs
+from plugins_trt.packed.tiles import tiles_of
 from plugins_trt.ternary_linear import layout as ternary_layout
 from plugins_trt.w4a16_linear import layout
 from plugins_trt.w4a16_linear.contract import MAX_ROWS
@@ -55,7 +56,7 @@ class CudaPacked:
     @property
     def parts(self) -> tuple[WeightPart, ...]:
         """The tensors that it is made of."""
-        tiles = layout.tiles_of(self.outputs)
+        tiles = tiles_of(self.outputs)
         if self.ternary:
             blocks = ternary_layout.blocks_of(self.inputs)
             scales = ternary_layout.scales_shape(self.outputs, self.inputs, self.group)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from plugins_trt.contract import ELEMENT_BYTES, DeviceArray
+from plugins_trt.packed.tiles import tiles_of
 from plugins_trt.tensorrt.names import (
     TERNARY_LINEAR,
     TERNARY_LINEAR_VERSION,
@@ -197,7 +198,7 @@ class W4A16LinearOperator(PackedLinearOperator):
     @property
     def weight_ports(self) -> tuple[Port, Port]:
         """``tiles`` and ``groups``."""
-        tiles = w4a16_layout.tiles_of(self.outputs_of_row)
+        tiles = tiles_of(self.outputs_of_row)
         return (
             Port("tiles", ("int32",), (tiles, self.inputs_of_row // w4a16_layout.STEP, 32, 4)),
             Port("groups", ("int32",), (tiles, self.inputs_of_row // self.group, 8, 2)),
@@ -233,7 +234,7 @@ class TernaryLinearOperator(PackedLinearOperator):
     @property
     def weight_ports(self) -> tuple[Port, Port]:
         """``tiles`` and ``scales``."""
-        tiles = ternary_layout.tiles_of(self.outputs_of_row)
+        tiles = tiles_of(self.outputs_of_row)
         blocks = ternary_layout.blocks_of(self.inputs_of_row)
         scales = ternary_layout.scales_shape(self.outputs_of_row, self.inputs_of_row, self.group)
         return Port("tiles", ("int32",), (tiles, blocks, 32, 4)), Port("scales", ("int32",), scales)

@@ -14,9 +14,10 @@ from plugins_trt.contract import (
     check_rows,
     round_up,
 )
-from plugins_trt.contract.linear import check_product_workspace, check_results
 from plugins_trt.packed.cut import MAX_ROWS, most_shares
-from plugins_trt.ternary_linear.layout import BLOCK, GROUPS, TILE, blocks_of, check_sizes, tiles_of
+from plugins_trt.packed.product import PackedProduct, WidenedRows
+from plugins_trt.packed.tiles import TILE, tiles_of
+from plugins_trt.ternary_linear.layout import BLOCK, GROUPS, blocks_of, check_sizes
 
 SLAB = 32
 """Rows of x that a thread block takes at most."""
@@ -35,9 +36,6 @@ MAX_SUM_BYTES = 6 << 10
 
 BLOCK_TILES = 8
 """Tiles of a thread block that streams x too."""
-
-OCTET = 8
-"""Outputs that are widened together."""
 
 _MAX_SPLITS = 8
 _SPLIT_INPUTS = 512  # of a share of the inputs, at least
@@ -106,7 +104,7 @@ class LinearPlan:
 
 
 @dataclass(frozen=True)
-class TernaryLinear:
+class TernaryLinear(PackedProduct):
     """out = x weightᵀ + bias + residual, accumulated in fp32 and rounded once; the layout of the weights is layout.py's.
 
     Gated, of weights [gate; up]: out = silu(gate) * up, with no residual. `residual` may be `out`.
@@ -131,20 +129,7 @@ class TernaryLinear:
         check_rows("x", self.x, dtype, (None, None))
         check_array("out", self.out, dtype, (self.rows, None), alignment=2)
         check_weights(self.tiles, self.scales, self.inputs, self.outputs, gated=self.gated)
-        check_results(
-            self.out,
-            self.bias,
-            self.residual,
-            dtype=dtype,
-            tiles=self.tiles.shape[0],
-            tile=TILE,
-            gated=self.gated,
-        )
-
-    @property
-    def rows(self) -> int:
-        """M."""
-        return self.x.shape[0]
+        self.check_results()
 
     @property
     def inputs(self) -> int:
@@ -152,19 +137,9 @@ class TernaryLinear:
         return self.x.shape[1]
 
     @property
-    def outputs(self) -> int:
-        """N, gate and up together."""
-        return self.out.shape[1] * (2 if self.gated else 1)
-
-    @property
     def scale_count(self) -> int:
         """Scales of an output in a block of inputs; 0: one of all inputs."""
         return scale_count(self.scales)
-
-    @property
-    def row_stride(self) -> int:
-        """Elements from a row of x to the next."""
-        return check_rows("x", self.x, self.x.dtype, self.x.shape)
 
     def plan(self, multiprocessors: int) -> LinearPlan:
         """How this product is cut on a device of `multiprocessors`.
@@ -175,12 +150,12 @@ class TernaryLinear:
         plan = LinearPlan.of(
             rows=self.rows, outputs=self.outputs, inputs=self.inputs, multiprocessors=multiprocessors
         )
-        check_product_workspace(self.workspace, plan.workspace_bytes)
+        self.check_workspace(plan.workspace_bytes)
         return plan
 
 
 @dataclass(frozen=True)
-class TernaryWiden:
+class TernaryWiden(WidenedRows):
     """out = rows `first` to `first` + R of the weight; the scale, and so the weight, is rounded once.
 
     The rows are in the order of the checkpoint, not in that of the tiles: of gated weights all of gate come first, then
@@ -198,19 +173,7 @@ class TernaryWiden:
         """Checks shapes, dtypes and the range of rows."""
         check_array("out", self.out, tuple(KERNEL_DTYPES), (None, None))
         check_weights(self.tiles, self.scales, self.inputs, self.outputs, gated=self.gated)
-        if tiles_of(self.outputs) != self.tiles.shape[0]:
-            raise LaunchError(
-                f"outputs: {self.outputs}, must be those of {self.tiles.shape[0]} tiles of {TILE}"
-            )
-        if self.first % OCTET or not 0 <= self.first < self.outputs:
-            raise LaunchError(f"first: {self.first}, must be a multiple of {OCTET} below {self.outputs}")
-        if self.first + self.rows > self.outputs:
-            raise LaunchError(f"out: {self.rows} rows, must be at most {self.outputs - self.first}")
-
-    @property
-    def rows(self) -> int:
-        """R."""
-        return self.out.shape[0]
+        self.check_range()
 
     @property
     def inputs(self) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from plugins_trt.contract import KERNEL_DTYPES, ceil_div
 from plugins_trt.packed.cut import Chooser, Cut, Wide
+from plugins_trt.packed.product import OCTET
 from plugins_trt.packed.wide import arguments_format, has_kernel, maps_of
 from plugins_trt.registry import KernelsError
 from plugins_trt.ternary_linear.contract import (
@@ -15,7 +16,6 @@ from plugins_trt.ternary_linear.contract import (
     FEW_BYTES,
     FEW_ROWS,
     MAX_SUM_BYTES,
-    OCTET,
     WARPS,
     sum_bytes,
 )
@@ -199,13 +199,7 @@ class TernaryMultiplier:
 def _pack(args: TernaryLinear, splits: int, *, in_clusters: bool = False) -> tuple[int, ...]:
     """The kernels' `Linear` struct, in the order of `_FORMAT`; clusters that add up shares have no workspace."""
     return (
-        args.x.pointer,
-        args.tiles.pointer,
-        args.scales.pointer,
-        args.out.pointer,
-        0 if args.bias is None else args.bias.pointer,
-        0 if args.residual is None else args.residual.pointer,
-        0 if args.workspace is None or in_clusters else args.workspace.pointer,
+        *args.pointers(args.scales, in_clusters=in_clusters),
         args.row_stride,
         args.rows,
         args.inputs,
@@ -234,6 +228,7 @@ class TernaryWidener:
 
 def _pack_widen(args: TernaryWiden) -> tuple[int, ...]:
     """The kernel's `Widen` struct, in the order of `_WIDEN_FORMAT`."""
+    first, gate = args.octets
     return (
         args.tiles.pointer,
         args.scales.pointer,
@@ -241,7 +236,7 @@ def _pack_widen(args: TernaryWiden) -> tuple[int, ...]:
         args.inputs,
         args.tiles.shape[1],
         args.scale_count,
-        args.first // OCTET,
+        first,
         args.rows,
-        args.outputs // 2 // OCTET if args.gated else 0,
+        gate,
     )

@@ -25,9 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plugins_trt.contract import LaunchError, ceil_div
-
-TILE = 16
-"""Outputs of a tile."""
+from plugins_trt.packed.tiles import TILE, check_outputs, rows_of_tiles, tiles_of
 
 BLOCK = 128
 """Inputs of a tile that lie together."""
@@ -55,15 +53,7 @@ def check_sizes(outputs: int, inputs: int, group: int, *, gated: bool = False) -
         )
     if inputs % group:
         raise LaunchError(f"inputs: {inputs}, must be a multiple of the group {group}")
-    if outputs < 1 or (gated and outputs % TILE):
-        raise LaunchError(
-            f"outputs: {outputs}, must be {'a multiple of 16 (gate and up)' if gated else 'positive'}"
-        )
-
-
-def tiles_of(outputs: int) -> int:
-    """Tiles that the outputs take."""
-    return ceil_div(outputs, TILE)
+    check_outputs(outputs, gated=gated)
 
 
 def blocks_of(inputs: int) -> int:
@@ -76,15 +66,6 @@ def scales_shape(outputs: int, inputs: int, group: int) -> tuple[int, int, int, 
     if group == inputs:
         return (tiles_of(outputs), 1, 8, 1)
     return (tiles_of(outputs), blocks_of(inputs), 8, max(BLOCK // group, 1))
-
-
-def rows_of_tiles(outputs: int, *, gated: bool = False) -> npt.NDArray[np.int64]:
-    """The output that each row of the tiles holds, ``[16 tiles]``; -1 for rows that fill up."""
-    if gated:
-        half = np.arange(outputs // 2).reshape(-1, 1, 8)
-        return np.concatenate([half, half + outputs // 2], 1).reshape(-1)
-    rows = np.arange(TILE * tiles_of(outputs))
-    return np.where(rows < outputs, rows, -1)
 
 
 def pack_tiles(packed: npt.NDArray[Any], *, gated: bool = False) -> UInt32:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from plugins_trt.ternary_linear.layout import rows_of_tiles
+from plugins_trt.packed.reference import finished, places_of
 
 
 def widen(tiles: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -43,9 +43,7 @@ def widen_rows(
     gated: bool = False,
 ) -> torch.Tensor:
     """Some rows of the weight in the checkpoint's order, float32 `[rows, K]`."""
-    order = torch.from_numpy(rows_of_tiles(outputs, gated=gated))  # [16 tiles]
-    place = torch.empty(outputs, dtype=torch.int64)
-    place[order[order >= 0]] = torch.nonzero(order >= 0)[:, 0]
+    place = places_of(outputs, gated=gated)
     return widen(tiles, scales)[place[first : first + rows].to(tiles.device), :inputs]
 
 
@@ -60,14 +58,5 @@ def ternary_linear(
     gated: bool = False,
 ) -> torch.Tensor:
     """`x @ weight.T + bias + residual`, or `silu(gate) * up` of gated weights: float32 `[M, outputs]`."""
-    out = x.float() @ widen(tiles, scales)[:, : x.shape[1]].t()  # [M, 16 tiles]
-    if not gated:
-        out = out[:, :outputs]
-        if bias is not None:
-            out = out + bias.float()
-        return out if residual is None else out + residual.float()
-    gate, up = out.view(len(x), -1, 2, 8).unbind(2)
-    gate, up = (half.reshape(len(x), -1) for half in (gate, up))
-    if bias is not None:
-        gate, up = gate + bias[:outputs].float(), up + bias[outputs:].float()
-    return torch.nn.functional.silu(gate) * up
+    sums = x.float() @ widen(tiles, scales)[:, : x.shape[1]].t()  # [M, 16 tiles]
+    return finished(sums, outputs, bias, residual, gated=gated)

@@ -14,9 +14,10 @@ from plugins_trt.contract import (
     check_rows,
     round_up,
 )
-from plugins_trt.contract.linear import check_product_workspace, check_results
 from plugins_trt.packed.cut import most_shares
-from plugins_trt.w4a16_linear.layout import STEP, TILE, check_sizes, tiles_of
+from plugins_trt.packed.product import PackedProduct
+from plugins_trt.packed.tiles import TILE, tiles_of
+from plugins_trt.w4a16_linear.layout import STEP, check_sizes
 
 MAX_ROWS = 64
 """Rows of x of one launch."""
@@ -58,7 +59,7 @@ class LinearPlan:
 
 
 @dataclass(frozen=True)
-class W4A16Linear:
+class W4A16Linear(PackedProduct):
     """out = x weightᵀ + bias + residual, accumulated in fp32 and rounded once; the layout of the weights is layout.py's.
 
     Gated, of weights [gate; up]: out = silu(gate) * up, with no residual. `residual` may be `out`.
@@ -92,20 +93,7 @@ class W4A16Linear:
                 f"groups: {self.groups.shape[1]} groups of {self.inputs} inputs, which do not divide"
             )
         check_sizes(self.outputs, self.inputs, self.group, gated=self.gated)
-        check_results(
-            self.out,
-            self.bias,
-            self.residual,
-            dtype=dtype,
-            tiles=self.tiles.shape[0],
-            tile=TILE,
-            gated=self.gated,
-        )
-
-    @property
-    def rows(self) -> int:
-        """M."""
-        return self.x.shape[0]
+        self.check_results()
 
     @property
     def inputs(self) -> int:
@@ -113,19 +101,9 @@ class W4A16Linear:
         return self.tiles.shape[1] * STEP
 
     @property
-    def outputs(self) -> int:
-        """N, gate and up together."""
-        return self.out.shape[1] * (2 if self.gated else 1)
-
-    @property
     def group(self) -> int:
         """Inputs that share a scale."""
         return self.inputs // self.groups.shape[1]
-
-    @property
-    def row_stride(self) -> int:
-        """Elements from a row of x to the next."""
-        return check_rows("x", self.x, self.x.dtype, self.x.shape)
 
     def plan(self, multiprocessors: int) -> LinearPlan:
         """How this product is cut on a device of `multiprocessors`.
@@ -136,5 +114,5 @@ class W4A16Linear:
         plan = LinearPlan.of(
             rows=self.rows, outputs=self.outputs, inputs=self.inputs, multiprocessors=multiprocessors
         )
-        check_product_workspace(self.workspace, plan.workspace_bytes)
+        self.check_workspace(plan.workspace_bytes)
         return plan

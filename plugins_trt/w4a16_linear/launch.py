@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from plugins_trt.contract import KERNEL_DTYPES, ceil_div
 from plugins_trt.packed.cut import Chooser, Cut, Wide
+from plugins_trt.packed.tiles import TILE
 from plugins_trt.packed.wide import arguments_format, has_kernel, maps_of
 from plugins_trt.w4a16_linear.contract import FEW_ROWS, LinearPlan, tiles_of_block
-from plugins_trt.w4a16_linear.layout import GROUPS, STEP, TILE
+from plugins_trt.w4a16_linear.layout import GROUPS, STEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -274,13 +275,7 @@ def _launch(  # noqa: PLR0917 -- as the launch has them
 def pack(args: W4A16Linear, plan: LinearPlan, *, unit: int = 1, in_clusters: bool = False) -> tuple[int, ...]:
     """The kernels' `Linear` struct, in the order of `_FORMAT`; clusters that add up shares have no workspace."""
     return (
-        args.x.pointer,
-        args.tiles.pointer,
-        args.groups.pointer,
-        args.out.pointer,
-        0 if args.bias is None else args.bias.pointer,
-        0 if args.residual is None else args.residual.pointer,
-        0 if args.workspace is None or in_clusters else args.workspace.pointer,
+        *args.pointers(args.groups, in_clusters=in_clusters),
         args.row_stride,
         args.rows,
         args.inputs // STEP,

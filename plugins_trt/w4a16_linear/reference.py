@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from plugins_trt.packed.reference import finished
+
 
 def widen(tiles: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
     """The weights of every row of the tiles, float32 `[16 tiles, K]`.
@@ -37,14 +39,5 @@ def w4a16_linear(
     gated: bool = False,
 ) -> torch.Tensor:
     """`x @ weight.T + bias + residual`, or `silu(gate) * up` of gated weights: float32 `[M, outputs]`."""
-    out = x.float() @ widen(tiles, groups).t()  # [M, 16 tiles]
-    if not gated:
-        out = out[:, :outputs]
-        if bias is not None:
-            out = out + bias.float()
-        return out if residual is None else out + residual.float()
-    gate, up = out.view(len(x), -1, 2, 8).unbind(2)
-    gate, up = (half.reshape(len(x), -1) for half in (gate, up))
-    if bias is not None:
-        gate, up = gate + bias[:outputs].float(), up + bias[outputs:].float()
-    return torch.nn.functional.silu(gate) * up
+    sums = x.float() @ widen(tiles, groups).t()  # [M, 16 tiles]
+    return finished(sums, outputs, bias, residual, gated=gated)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plugins_trt.contract import KERNEL_DTYPES, DeviceArray, LaunchError, check_array
-from plugins_trt.w4a16_linear.layout import STEP, TILE, check_sizes, tiles_of
-
-OCTET = 8
-"""Outputs that are widened together."""
+from plugins_trt.packed.product import WidenedRows
+from plugins_trt.w4a16_linear.layout import STEP, check_sizes
 
 
 @dataclass(frozen=True)
-class W4A16Widen:
+class W4A16Widen(WidenedRows):
     """out = rows `first` to `first` + R of the weight, `scale * (q - zero)`, rounded once.
 
     The rows are in the order of the checkpoint, not in that of the tiles: of gated weights all of gate come first, then
@@ -36,20 +34,8 @@ class W4A16Widen:
                 f"groups: {self.groups.shape[1]} groups of {self.inputs} inputs, which do not divide"
             )
         check_sizes(self.outputs, self.inputs, self.group, gated=self.gated)
-        if tiles_of(self.outputs) != self.tiles.shape[0]:
-            raise LaunchError(
-                f"outputs: {self.outputs}, must be those of {self.tiles.shape[0]} tiles of {TILE}"
-            )
         check_array("out", self.out, tuple(KERNEL_DTYPES), (None, self.inputs))
-        if self.first % OCTET or not 0 <= self.first < self.outputs:
-            raise LaunchError(f"first: {self.first}, must be a multiple of {OCTET} below {self.outputs}")
-        if self.first + self.rows > self.outputs:
-            raise LaunchError(f"out: {self.rows} rows, must be at most {self.outputs - self.first}")
-
-    @property
-    def rows(self) -> int:
-        """R."""
-        return self.out.shape[0]
+        self.check_range()
 
     @property
     def inputs(self) -> int:

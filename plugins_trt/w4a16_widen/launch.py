@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from plugins_trt.contract import KERNEL_DTYPES, ceil_div
+from plugins_trt.packed.product import OCTET
 from plugins_trt.w4a16_linear.layout import STEP
-from plugins_trt.w4a16_widen.contract import OCTET
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,14 +37,15 @@ class W4A16Widener:
 
 def pack(args: W4A16Widen) -> tuple[int, ...]:
     """The kernel's `Widen` struct, in the order of `_FORMAT`."""
+    first, gate = args.octets
     return (
         args.tiles.pointer,
         args.groups.pointer,
         args.out.pointer,
         args.inputs // STEP,
         (args.group // STEP).bit_length() - 1,
-        args.first // OCTET,
+        first,
         args.rows,
-        args.outputs // 2 // OCTET if args.gated else 0,
+        gate,
         0,
     )

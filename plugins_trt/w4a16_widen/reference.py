@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
-from plugins_trt.w4a16_linear.layout import rows_of_tiles
+from plugins_trt.packed.reference import places_of
 from plugins_trt.w4a16_linear.reference import widen
+
+if TYPE_CHECKING:
+    import torch
 
 
 def widen_rows(
@@ -18,7 +21,5 @@ def widen_rows(
     gated: bool = False,
 ) -> torch.Tensor:
     """Some rows of the weight in the checkpoint's order, float32 `[rows, K]`."""
-    order = torch.from_numpy(rows_of_tiles(outputs, gated=gated))  # [16 tiles]
-    place = torch.empty(outputs, dtype=torch.int64)
-    place[order[order >= 0]] = torch.nonzero(order >= 0)[:, 0]
+    place = places_of(outputs, gated=gated)
     return widen(tiles, groups)[place[first : first + rows].to(tiles.device)]

@@ -17,6 +17,7 @@ from on_the_cpu import PLUGINS, Kernels
 from edged.checkpoint.ternary import pack_ternary_words
 from plugins_trt.contract import LaunchError
 from plugins_trt.packed.cut import most_shares
+from plugins_trt.packed.tiles import rows_of_tiles
 from plugins_trt.ternary_linear import layout
 from plugins_trt.ternary_linear.contract import (
     BLOCK_TILES,
@@ -43,7 +44,7 @@ MANY = 0
 def test_the_layout_holds_every_weight_once(tiles, rest, steps, group, gated):
     outputs = 16 * tiles if gated else max(1, 16 * tiles - rest)
     case = TernaryCase(2, outputs, (group or 32) * steps, group=group, gated=gated)
-    rows = torch.from_numpy(layout.rows_of_tiles(outputs, gated=gated))
+    rows = torch.from_numpy(rows_of_tiles(outputs, gated=gated))
     inputs = case.x.shape[1]
     wide = widen(case.tiles, case.scales)
     assert torch.equal(wide[rows >= 0, :inputs], case.weight[rows[rows >= 0]])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from linear_cases import W4A16Case
 
 from plugins_trt.contract import LaunchError
+from plugins_trt.packed.tiles import rows_of_tiles, tiles_of
 from plugins_trt.w4a16_linear import layout
 from plugins_trt.w4a16_linear.contract import FEW_ROWS, MAX_ROWS, LinearPlan, tiles_of_block
 from plugins_trt.w4a16_linear.reference import w4a16_linear, widen
@@ -28,7 +29,7 @@ from plugins_trt.w4a16_linear.reference import w4a16_linear, widen
 def test_the_layout_holds_every_weight_once(tiles, rest, steps, group, gated):
     outputs = 16 * tiles if gated else max(1, 16 * tiles - rest)
     case = W4A16Case(2, outputs, group * steps, group=group, gated=gated)
-    rows = torch.from_numpy(layout.rows_of_tiles(outputs, gated=gated))
+    rows = torch.from_numpy(rows_of_tiles(outputs, gated=gated))
     wide = widen(case.tiles, case.groups)
     assert torch.equal(wide[rows >= 0], case.weight[rows[rows >= 0]])
     assert not wide[rows < 0].any()
@@ -130,7 +131,7 @@ def test_a_plan_leaves_no_multiprocessor_idle_that_it_could_use(rows, outputs, s
     if rows <= FEW_ROWS:
         assert plan == LinearPlan(1, 0)
     else:
-        blocks = -(-layout.tiles_of(outputs) // tiles_of_block(rows)) * plan.splits
+        blocks = -(-tiles_of(outputs) // tiles_of_block(rows)) * plan.splits
         assert blocks <= max(multiprocessors, blocks // plan.splits)
         assert plan.splits == 1 or steps // plan.splits >= 8
         if plan.splits < 8 and 2 * blocks <= multiprocessors:
