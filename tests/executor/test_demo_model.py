@@ -30,9 +30,7 @@ CONTEXT = 3200
 
 @pytest.fixture(scope="module")
 def executor(demo_model):
-    executor = load(
-        demo_model, dtype="float32", context_length=CONTEXT, max_sequences=len(PROMPTS), prefill_chunk=512
-    )
+    executor = load(demo_model, dtype="float32", context_length=CONTEXT, max_sequences=12, prefill_chunk=512)
     yield executor
     executor.close()
 
@@ -91,24 +89,33 @@ def test_two_interleaved_requests_give_what_each_gives_alone(executor, demo_toke
     assert got == alone
 
 
-@pytest.mark.parametrize("length", [1, 64, 65])
-def test_chunk_sizes_give_identical_tokens(executor, remembered_reference, long_prompt, length):
+def test_chunk_sizes_give_identical_tokens(executor, remembered_reference, long_prompt):
     runner = Runner(executor)
-    ids = long_prompt[100 : 100 + length]
-    sequences = [runner.sequence(ids, room=16) for _ in range(4)]
-    answers = []
-    for chunk, sequence in zip((1, 7, 64, 512), sequences, strict=True):
-        answers.append(runner.generate([sequence], 1, chunk))
-    assert len({tuple(answer[0]) for answer in answers}) == 1
-    rest = [[] for _ in sequences]
+    prompts = [long_prompt[100 : 100 + length] for length in (1, 64, 65)]
+    found = []
+    for chunk in (
+        1,
+        7,
+        64,
+        512,
+    ):  # the three prompts together: a step of three tokens takes little more than one of one
+        sequences = [(runner.sequence(ids, room=16), ids) for ids in prompts]
+        while parts := [(sequence, chunk) for sequence, ids in sequences if sequence.stored < len(ids)]:
+            drawn = executor.step(runner.batch(parts)).tolist()
+            for (sequence, _), token in zip(parts, drawn, strict=True):
+                sequence.stored += len(sequence.take(chunk))
+                if sequence.stored == len(sequence.tokens):
+                    sequence.tokens.append(token)
+        found.append([sequence for sequence, _ in sequences])
+    everyone = [sequence for sequences in found for sequence in sequences]
     for _ in range(15):
-        drawn = executor.step(runner.batch([(sequence, 1) for sequence in sequences])).tolist()
-        for sequence, row, token in zip(sequences, rest, drawn, strict=True):
+        drawn = executor.step(runner.batch([(sequence, 1) for sequence in everyone])).tolist()
+        for sequence, token in zip(everyone, drawn, strict=True):
             sequence.stored += 1
             sequence.tokens.append(token)
-            row.append(token)
-    assert all(row == rest[0] for row in rest)
-    assert_greedy(remembered_reference, ids, answers[0][0] + rest[0])
+    for ids, *alike in zip(prompts, *found, strict=True):
+        assert all(sequence.tokens == alike[0].tokens for sequence in alike)
+        assert_greedy(remembered_reference, ids, alike[0].tokens[len(ids) :])
 
 
 def test_a_prompt_of_3000_tokens(executor, remembered_reference, long_prompt):
