@@ -10,7 +10,6 @@ has in 4 bits stay so.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ import torch
 from edged.errors import LedgerError
 from edged.executor.base import Executor, ExecutorLimits
 from edged.executor.batch_check import check_batch, check_sampling
+from edged.executor.captured import Bucket, check_multiprocessors
 from edged.executor.cuda_angles import fill_angles
 from edged.executor.cuda_eagle import CudaEagle
 from edged.executor.cuda_every_row import EveryRow
@@ -41,7 +41,6 @@ from edged.memory.cuda_buffers import (
     most_logit_rows,
     most_tree_tokens,
 )
-from edged.memory.packed_scratch import MULTIPROCESSORS
 from edged.models.architecture import Architecture
 from edged.models.decoder import Decoder
 from plugins_trt.argmax.contract import Argmax
@@ -57,21 +56,6 @@ if TYPE_CHECKING:
 
 _PARTS = ("_kernels", "_decoder", "_staging", "_every_row", "_options", "_pages", "_trees", "_eagle")
 """Attributes that a loaded executor has, apart from its buffers."""
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """A captured step."""
-
-    tokens: int
-    rows: int
-    replay: Callable[[], None]
-    replay_dense: Callable[[], None]
-    """The same for steps none of whose queries attends sparsely: the launches of block selection are left out."""
-    draw: Callable[[], None]
-    """Draws the rows with a temperature, after either."""
-    draw_with_options: Callable[[], None]
-    """Draws these and the rows with options."""
 
 
 class CudaExecutor(Executor):
@@ -124,11 +108,7 @@ class CudaExecutor(Executor):
     def _load(self, progress: Progress) -> None:
         plan = self.plan
         self.device = _open_gpu() if self._open_device is None else self._open_device()
-        if self.device.multiprocessors > MULTIPROCESSORS:
-            raise LedgerError(
-                f"this device has {self.device.multiprocessors} multiprocessors; scratch memory is planned for "
-                f"{MULTIPROCESSORS}: report this card"
-            )
+        check_multiprocessors(self.device.multiprocessors)
         with self.device.scope():
             specs = (*weight_buffers(plan), *step_buffers(plan), *draft_buffers(plan))
             self.buffers = allocate(specs, self.device.torch_device, progress)

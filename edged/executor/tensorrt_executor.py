@@ -18,6 +18,7 @@ from edged.engine.store import EngineStore
 from edged.errors import EdgedError, FailedPreconditionError, InternalError, LedgerError, UnsupportedError
 from edged.executor.base import Executor, ExecutorLimits
 from edged.executor.batch_check import check_batch, check_sampling
+from edged.executor.captured import check_multiprocessors
 from edged.executor.engine_check import (
     DIVERGENCE,
     RELATIVE_RMS,
@@ -30,10 +31,9 @@ from edged.executor.host_sampler import draw as draw_on_host
 from edged.executor.kv_arena import arena_of
 from edged.executor.tensorrt_pages import DevicePages
 from edged.executor.tensorrt_provide import provide_engine
-from edged.executor.tensorrt_steps import Bucket, EngineSteps
+from edged.executor.tensorrt_steps import EngineSteps
 from edged.executor.tensorrt_weights import load_weights
 from edged.memory.buffers import ModelPlan, step_buffers, weight_buffers
-from edged.memory.packed_scratch import MULTIPROCESSORS
 from edged.memory.tensorrt_buffers import context_bytes
 from edged.models.architecture import Architecture
 from plugins_trt.contract import DeviceArray
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from edged.config import ModelConfig
     from edged.engine.entries import StoredEngine
     from edged.executor.base import ByteArray, FloatArray, Int32Array, Progress, StepBatch
+    from edged.executor.captured import Bucket
     from edged.executor.tensorrt_device import Device
     from edged.executor.tensorrt_runtime import LoadedEngine, Runtime
     from edged.executor.tensorrt_weights import Numbers
@@ -125,11 +126,7 @@ class TensorRTExecutor(Executor):
             check_cuda({"TensorRT": runtime.cuda_major, **device.cuda_majors})
         except TensorRTError as error:
             raise FailedPreconditionError(str(error)) from None
-        if device.multiprocessors > MULTIPROCESSORS:
-            raise LedgerError(
-                f"this device has {device.multiprocessors} multiprocessors; scratch memory is planned for "
-                f"{MULTIPROCESSORS}: report this card"
-            )
+        check_multiprocessors(device.multiprocessors)
         specs = (*weight_buffers(plan), *step_buffers(plan))
         self._specs = {spec.name: spec for spec in specs}
         for index, spec in enumerate(specs):

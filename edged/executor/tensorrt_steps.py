@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import numpy as np
 from edged.engine.graph import LOGITS
 from edged.engine.shapes import PREFILL_STEP, EngineShapes
 from edged.errors import LedgerError
+from edged.executor.captured import Bucket
 from edged.executor.cuda_staging import Staging
 from edged.executor.device_options import DeviceOptions
 from edged.memory.cuda_buffers import (
@@ -43,21 +43,6 @@ _DECODE, _PREFILL = 0, 1
 """Indices of the profiles of :class:`edged.engine.shapes.EngineShapes`."""
 
 _WORD = ELEMENT_BYTES["int32"]
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """A captured step."""
-
-    tokens: int
-    rows: int
-    replay: Callable[[], None]
-    replay_dense: Callable[[], None]
-    """The same for steps none of whose queries attends sparsely."""
-    draw: Callable[[], None]
-    """Draws the rows with a temperature, after either."""
-    draw_with_options: Callable[[], None]
-    """Draws these and the rows with options."""
 
 
 class EngineSteps:
