@@ -19,12 +19,15 @@ from edged.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    import numpy.typing as npt
+
     from edged.checkpoint.gguf_file import GgufFile
     from edged.checkpoint.gguf_llama import TensorSource
+    from edged.checkpoint.packed import UInt8
 
 GROUP = 32
 ZERO = 8
-_BLOCK_BYTES = 18
+SCALE_BYTES = 2
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head"
@@ -105,19 +108,41 @@ def packed_arrays(
     """
     outputs, inputs = source.shape
     groups = inputs // GROUP
-    blocks = file.read_blocks(source.tensor).reshape(outputs, groups, _BLOCK_BYTES)
-    if order is not None:
-        blocks = blocks[order]
-    scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0]  # [N, K/32]
-    if not np.isfinite(scales).all():
-        raise CheckpointError(f"{file.path}: tensor {module!r} holds NaN or infinity; the file is damaged")
-    octets = blocks[..., 2:]  # [N, K/32, 16]
+    blocks = blocks_of(file, source, GROUP, order)
+    scales = finite_scales(file, module, blocks[..., :SCALE_BYTES])  # [N, K/32]
+    octets = blocks[..., SCALE_BYTES:]  # [N, K/32, 16]
     numbers = np.concatenate([octets & 15, octets >> 4], axis=2).reshape(outputs, inputs)
     words = pack_words(numbers)  # [N, K/8]
     yield f"{module}.qweight", np.ascontiguousarray(words.T).view(np.int32)
     yield f"{module}.qzeros", np.full((groups, outputs // 8), 0x11111111 * ZERO, np.uint32).view(np.int32)
     yield f"{module}.scales", np.ascontiguousarray(scales.T)
     yield f"{module}.g_idx", (np.arange(inputs) // GROUP).astype(np.int32)
+
+
+def blocks_of(file: GgufFile, source: TensorSource, group: int, order: np.ndarray[Any, Any] | None) -> UInt8:
+    """The blocks of a linear whose quants are of so many inputs each: ``[N, K / group, bytes of a block]``.
+
+    Args:
+        file: The GGUF file.
+        source: The linear's tensor.
+        group: Inputs of a block.
+        order: The source row of each output, where rows were permuted.
+    """
+    outputs, inputs = source.shape
+    blocks: UInt8 = file.read_blocks(source.tensor).reshape(outputs, inputs // group, -1)
+    return blocks if order is None else blocks[order]
+
+
+def finite_scales(file: GgufFile, module: str, octets: UInt8) -> npt.NDArray[np.float16]:
+    """The scales of a module's blocks, ``[N, K / group, 2]`` as they are stored: ``[N, K / group]``.
+
+    Raises:
+        CheckpointError: One is NaN or infinity.
+    """
+    scales = np.ascontiguousarray(octets).view(np.float16)[..., 0]
+    if not np.isfinite(scales).all():
+        raise CheckpointError(f"{file.path}: tensor {module!r} holds NaN or infinity; the file is damaged")
+    return scales
 
 
 def companions(module: str) -> list[str]:

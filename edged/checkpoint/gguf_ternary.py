@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 
-from edged.checkpoint.gguf_packed import which_are_packed, whole_products
+from edged.checkpoint.gguf_packed import (
+    SCALE_BYTES,
+    blocks_of,
+    finite_scales,
+    which_are_packed,
+    whole_products,
+)
 from edged.checkpoint.safetensors_header import TensorSpec
 from edged.checkpoint.ternary import WORD, pack_ternary_words
 from edged.errors import CheckpointError
@@ -27,7 +33,6 @@ if TYPE_CHECKING:
 
 GROUP = 256
 TYPES = (GGMLQuantizationType.TQ1_0, GGMLQuantizationType.TQ2_0)
-_SCALE_BYTES = 2
 _TQ1_PARTS = ((0, 32, 5), (32, 48, 5), (48, 52, 4))  # octets from, to, and how many codes each holds
 
 
@@ -70,13 +75,9 @@ def ternary_arrays(
         CheckpointError: The file ends early, a scale is NaN or infinity, or a code is none of the three.
     """
     outputs, inputs = source.shape
-    blocks = file.read_blocks(source.tensor).reshape(outputs, inputs // GROUP, -1)
-    if order is not None:
-        blocks = blocks[order]
-    scales = np.ascontiguousarray(blocks[..., -_SCALE_BYTES:]).view(np.float16)[..., 0]  # [N, K/256]
-    if not np.isfinite(scales).all():
-        raise CheckpointError(f"{file.path}: tensor {module!r} holds NaN or infinity; the file is damaged")
-    octets = blocks[..., :-_SCALE_BYTES]
+    blocks = blocks_of(file, source, GROUP, order)
+    scales = finite_scales(file, module, blocks[..., -SCALE_BYTES:])  # [N, K/256]
+    octets = blocks[..., :-SCALE_BYTES]
     codes = _tq1(octets) if source.tensor.type is GGMLQuantizationType.TQ1_0 else _tq2(octets)
     if (codes > 2).any():
         raise CheckpointError(
