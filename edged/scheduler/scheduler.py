@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edged.errors import DeadlineError, InvalidArgumentError
+from edged.errors import InvalidArgumentError
 from edged.executor.base import PAGE_TOKENS, ExecutorLimits, StepBatch
+from edged.scheduler.admission import Admission
 from edged.scheduler.batch import BatchBuilder, share_prompt_tokens
 from edged.scheduler.drafting import Drafting
 from edged.scheduler.estimate import Estimator
@@ -79,6 +80,7 @@ class Scheduler:
         self._drafting = None if speculator is None else Drafting(speculator)
         self._prefill_chunk = prefill_chunk
         self._estimator = Estimator(self.pace, limits.max_sequences, self.holdings.pages_of)
+        self._admission = Admission(limits, self.holdings, self.queue, self.running, self._estimator)
         self._builder = BatchBuilder(limits, self.holdings.grow)
         self._by_id: dict[str, Request] = {}
         self._orders = 0
@@ -112,17 +114,19 @@ class Scheduler:
             ResourceExhaustedError: The queue is full.
             DeadlineError: It would not have what it must have before its deadline.
         """
-        self._check(request)
+        if request.request_id in self._by_id:
+            raise InvalidArgumentError(f"request id {request.request_id} is in use", field="request_id")
+        self._admission.check(request)
         request.order = self._orders
         self._orders += 1
         self.queue.weigh(request)
         self._admit(now)
         is_next = self.queue.next is None or request.urgency > self.queue.next.urgency
-        fits = is_next and self._fits(request)
-        victims = self._victims(request) if is_next and not fits else []
+        fits = is_next and self._admission.fits(request)
+        victims = self._admission.victims(request) if is_next and not fits else []
         starts = fits or bool(victims)
         if request.deadline is not None and (starts or not self.queue.is_full):
-            self._check_deadline(request, now, starts=starts)
+            self._admission.check_deadline(request, now, starts=starts)
         if starts:
             for victim in victims:
                 self._suspend(victim)
@@ -283,93 +287,16 @@ class Scheduler:
             prefilling.append(request)
         return share_prompt_tokens(prefilling, budget) if prefilling else []
 
-    def _check(self, request: Request) -> None:
-        """Refuse what could never run."""
-        if not len(request.prompt):
-            raise InvalidArgumentError("the prompt has no tokens: give at least one", field="prompt")
-        if request.request_id in self._by_id:
-            raise InvalidArgumentError(f"request id {request.request_id} is in use", field="request_id")
-        if request.most_tokens > self.limits.context_length:
-            raise InvalidArgumentError(
-                f"the prompt has {len(request.prompt)} tokens and max_tokens is {request.max_tokens}: together at most "
-                f"{self.limits.context_length} (context_length)",
-                field="stops.max_tokens",
-            )
-        pages = self.holdings.pages_of(request)
-        if pages > self.pool.pages:
-            raise InvalidArgumentError(
-                f"the prompt has {len(request.prompt)} tokens and max_tokens is {request.max_tokens}, which is {pages} "
-                f"pages: the pool has {self.pool.pages}",
-                field="stops.max_tokens",
-            )
-
-    def _check_deadline(self, request: Request, now: float, *, starts: bool) -> None:
-        """Refuse what cannot be there in time: the first token, and the whole answer where its length is certain."""
-        assert request.deadline is not None, "only asked of a request with a deadline"  # noqa: S101
-        ahead = self.queue.ahead_of(request)
-        cached = len(self.holdings.cached_prefix(request)) * PAGE_TOKENS
-        estimate = self._estimator
-        start: float | None = 0.0
-        if not starts:
-            start = estimate.start_seconds(request, self.running, ahead, self.pool.pages_free)
-        first = estimate.first_token_seconds(request, cached, self.running if starts else ())
-        if start is None or first is None:
-            return  # nothing has been measured yet
-        needed = start + first + estimate.answer_seconds(request, self.running)
-        left = request.deadline - now
-        if needed <= left:
-            return
-        tokens = len(request.prompt) - cached
-        what = (
-            "the first token" if request.least_tokens == 1 else f"the answer of {request.least_tokens} tokens"
-        )
-        raise DeadlineError(
-            f"the deadline leaves {max(left, 0):.2f} s and {what} is expected after {needed:.2f} s "
-            f"({start:.2f} s behind {len(ahead)} waiting and {len(self.running)} running requests, {first:.2f} s for "
-            f"{tokens} prompt tokens): allow more time, shorten the prompt or raise the priority"
-        )
-
-    def _fits(self, request: Request) -> bool:
-        return len(self.running) < self.limits.max_sequences and self.holdings.make_room(request)
-
     def _admit(self, now: float) -> None:
         """Start waiting requests while the next one fits; nobody overtakes it."""
         while (request := self.queue.next) is not None:
-            if not self._fits(request):
-                victims = self._victims(request)
+            if not self._admission.fits(request):
+                victims = self._admission.victims(request)
                 if not victims:
                     return
                 for victim in victims:
                     self._suspend(victim)
             self._start(self.queue.pop(), now)
-
-    def _victims(self, request: Request) -> list[Request]:
-        """The fewest running requests, the lowest in priority first, whose places and pages ``request`` would have.
-
-        None that is as urgent by now: what has waited long enough is left alone, so that it comes to its end.
-        """
-        holdings = self.holdings
-        if holdings.host is None or not holdings.host.slots:
-            return []
-        lower = [
-            other
-            for other in self.running
-            if other.priority < request.priority and other.urgency < request.urgency
-        ]
-        lower.sort(key=lambda r: (r.priority, -r.order))
-        places = self.limits.max_sequences - len(self.running)
-        pages = holdings.pages_of(request)
-        victims: list[Request] = []
-        for other in lower:
-            if not holdings.can_suspend([*victims, other]):
-                continue
-            victims.append(other)
-            if (
-                places + len(victims) >= 1
-                and self.pool.pages_free + holdings.pages_freed_by(victims) >= pages
-            ):
-                return victims
-        return []
 
     def _suspend(self, request: Request) -> None:
         self.running.remove(request)
