@@ -48,31 +48,34 @@ class Ours:
 
     def prefill(self, prompt: list[int]) -> int:
         """Run a prompt; return the next token."""
+        drawn: list[int] = []
         for start in range(0, len(prompt), CHUNK):
-            token = self._step(prompt[start : start + CHUNK], start)
-        return token
+            # As the scheduler asks: logits of the last chunk alone.
+            drawn = self._step(prompt[start : start + CHUNK], start, draws=start + CHUNK >= len(prompt))
+        return drawn[0]
 
     def decode(self, token: int, past: int, count: int) -> int:
         """Run `count` steps from the token at position `past`; return the last token drawn."""
         for position in range(past, past + count):
-            token = self._step([token], position)
+            (token,) = self._step([token], position)
         return token
 
     def close(self) -> None:
         """Free its memory."""
         self._executor.close()
 
-    def _step(self, tokens: list[int], past: int) -> int:
+    def _step(self, tokens: list[int], past: int, *, draws: bool = True) -> list[int]:
         batch = StepBatch(
             token_ids=np.array(tokens, np.int32),
             positions=np.arange(past, past + len(tokens), dtype=np.int32),
             sequence_starts=np.array([0, len(tokens)], np.int32),
             lengths=np.array([past], np.int32),
             page_tables=[self._table],
-            logit_rows=np.array([len(tokens) - 1], np.int32),
-            sampling=(SamplingRow(position=past + len(tokens)),),
+            logit_rows=np.array([len(tokens) - 1] * draws, np.int32),
+            sampling=(SamplingRow(position=past + len(tokens)),) * draws,
         )
-        return int(self._executor.step(batch)[0])
+        drawn: list[int] = self._executor.step(batch).tolist()
+        return drawn
 
 
 class Theirs:

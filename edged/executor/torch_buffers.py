@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from edged.errors import LedgerError
+from edged.memory.huge_pages import ask_for_huge_pages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +52,10 @@ def allocate(
 
 def _allocate(spec: BufferSpec, device: torch.device) -> torch.Tensor:
     try:
-        return torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device=device).fill_(0)
+        buffer = torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device=device)
+        if device.type == "cpu":
+            ask_for_huge_pages(buffer.data_ptr(), spec.nbytes)
+        return buffer.fill_(0)
     except (RuntimeError, MemoryError) as error:
         raise LedgerError(
             f"{device} refused {spec.nbytes} bytes for {spec.name} ({spec.row}), which the budget had planned: "

@@ -108,13 +108,13 @@ class CpuLinear:
         Args:
             views: Input, ``[rows, in]``; the output is not written.
             layer: Gate and up, ``[2 I, in]``, bfloat16 and without a bias.
-            activated: ``[rows, I]``, where the result goes.
+            activated: ``[rows, I]``, bfloat16, where the result goes.
         """
         assert self._tile is not None, "matrix units multiply what has a tile"  # noqa: S101 - wants_rows says so
         middle = layer.weight.shape[0] // 2
         for rows, both in _unit_products(views.x, layer.weight, self._tile, by_rows=True):
             gate = torch.nn.functional.silu(both[:, :middle], inplace=True)
-            activated[rows].copy_(gate.mul_(both[:, middle:]))
+            torch.mul(gate, both[:, middle:], out=activated[rows])
 
     def logits(self, views: LinearViews, head: Linear[torch.Tensor]) -> torch.Tensor:
         """The LM head: ``[rows, H]`` to ``[rows, V]``.
@@ -182,10 +182,10 @@ def _unit_products(
     """Some rows after others as bfloat16, with the tile as scratch for them and their results.
 
     Both lie in the scratch as they do in the views: an element that changes its type and its place at once takes several
-    times as long as one that changes its type.
+    times as long as one that changes its type. Rows that are bfloat16 are multiplied where they are.
 
     Args:
-        x: ``[rows, in]``.
+        x: ``[rows, in]``, fp32 or bfloat16.
         weight: ``[out, in]``.
         tile: Flat scratch.
         by_rows: Results lie row by row, else feature by feature.
@@ -200,8 +200,10 @@ def _unit_products(
         part = x[start : start + most]
         count = part.shape[0]
         flat, out = scratch[: count * inputs], scratch[count * inputs : count * (inputs + outputs)]
-        narrow = flat.view(count, inputs) if part.stride(1) == 1 else flat.view(inputs, count).t()
-        narrow.copy_(part)
+        narrow = part
+        if part.dtype != weight.dtype:
+            narrow = flat.view(count, inputs) if part.stride(1) == 1 else flat.view(inputs, count).t()
+            narrow.copy_(part)
         if by_rows:
             product = torch.mm(narrow, weight.t(), out=out.view(count, outputs))
         else:

@@ -28,6 +28,11 @@ def input_view(flat: torch.Tensor, rows: int, width: int) -> torch.Tensor:
     return flat[: rows * width].view(rows, width)
 
 
+def unit_view(flat: torch.Tensor, rows: int, width: int) -> torch.Tensor:
+    """The beginning of a flat fp32 buffer as bfloat16 ``[rows, width]``, row by row: what matrix units multiply."""
+    return input_view(flat.view(torch.bfloat16), rows, width)
+
+
 def feature_major_view(flat: torch.Tensor, rows: int, width: int) -> torch.Tensor:
     """The first ``rows * width`` elements of a flat buffer as ``[rows, width]``, feature by feature."""
     return flat[: rows * width].view(width, rows).t()
@@ -144,7 +149,8 @@ class StepViews:
         architecture: The model's sizes.
         rows: Tokens.
         prefix: ``needed_`` for the tensors of the needed rows, which must not overwrite what they are taken from.
-        by_rows: Everything of many rows lies row by row, as products in matrix units want it.
+        by_rows: Everything of many rows lies row by row, as products in matrix units want it; what only a product reads
+            is bfloat16 already.
     """
 
     def __init__(
@@ -170,14 +176,15 @@ class StepViews:
         self.hidden = inputs(prefix + "hidden", a.hidden)
         self.normed = inputs("normed", a.hidden)
         self.qkv = outputs("qkv", a.qkv_width)
-        self.attended = inputs(prefix + "attended", a.q_width)
+        attended_view = unit_view if self.by_rows else input_view
+        self.attended = attended_view(buffers[prefix + "attended"], rows, a.q_width)
         self.branch = outputs("branch", a.hidden)
         # Between these two lies nothing but elementwise work, so the layout may be the products' choice for any rows.
         gate_up_view = input_view if self.by_rows else feature_major_view
         self.gate_up = gate_up_view(buffers["gate_up"], rows, 2 * a.intermediate)
         self.gate = self.gate_up[:, : a.intermediate]
         self.up = self.gate_up[:, a.intermediate :]
-        activated_view = input_view if few or self.by_rows else feature_major_view
+        activated_view = unit_view if self.by_rows else input_view if few else feature_major_view
         self.activated = activated_view(buffers["activated"], rows, a.intermediate)
         self.norm_scale = buffers["norm_scale"][:rows].view(rows, 1)
         narrow_in, narrow_out = buffers.get("narrow_in"), buffers.get("narrow_out")

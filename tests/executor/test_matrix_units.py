@@ -35,7 +35,7 @@ def test_gate_and_up_are_multiplied_activated_and_joined(units, view_in, rows_at
     x = view_in(torch.empty(ROWS * inputs), ROWS, inputs)
     x.copy_(torch.randn(ROWS, inputs, generator=generator).bfloat16())
     both = torch.full((ROWS, 2 * middle), float("nan"))
-    activated = torch.full((ROWS, middle), float("nan"))
+    activated = torch.full((ROWS, middle), float("nan"), dtype=torch.bfloat16)
     linear.gated(LinearViews.of(x, both), layer, activated)
     gate, up = (x.double() @ layer.weight.double().t()).chunk(2, 1)
     expected = torch.nn.functional.silu(gate) * up
