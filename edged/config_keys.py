@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+SIZE_LIMIT = 2**50
+"""Largest size that is believed: 1 PiB, far above any machine and far below what 64 bits hold."""
+
 
 def key(
     doc: str,
