@@ -20,7 +20,7 @@ from edged.cli.terminal import note, say_error
 from edged.errors import CheckpointError, EdgedError, InvalidArgumentError, UnavailableError
 
 if TYPE_CHECKING:
-    from edged.checkpoint.hub import Staging
+    from edged.checkpoint.hub_staging import Staging
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -125,7 +125,8 @@ class _Options:
 
 
 def _pull(options: _Options) -> int:
-    from edged.checkpoint.hub import Staging, find_model  # noqa: PLC0415 - as above
+    from edged.checkpoint.hub import find_model  # noqa: PLC0415 - as above
+    from edged.checkpoint.hub_staging import Staging  # noqa: PLC0415 - as above
 
     model = find_model(options.repository, options.revision)
     if _is_there(options, model.commit):
