@@ -85,9 +85,19 @@ class PermissionDeniedError(EdgedError):
 
 
 class UnavailableError(EdgedError):
-    """The service cannot answer now; the same call may work later."""
+    """The service cannot answer now; the same call may work later.
+
+    Args:
+        lost: The call was under way when what ran it ended, and may have been the cause (``ErrorInfo`` detail).
+    """
 
     code = Code.UNAVAILABLE
+
+    def __init__(
+        self, message: str, *, field: str = "", retry_seconds: float | None = None, lost: bool = False
+    ) -> None:
+        super().__init__(message, field=field, retry_seconds=retry_seconds)
+        self.lost = lost
 
 
 class UnreachableError(UnavailableError):

@@ -2,6 +2,8 @@
 
 import json
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
@@ -53,7 +55,8 @@ from edged.cli.options import (
     unescape,
 )
 from edged.cli.terminal import note, write_beside, write_text
-from edged.client import Answer, Chunk, Finished, Generation, Started
+from edged.client import Answer, Chunk, Client, Finished, Generation, Started
+from edged.client.attempts import Attempts
 from edged.client.events import AnswerBuilder, TokenLogprobs
 from edged.errors import EdgedError, UnavailableError, UnreachableError
 
@@ -158,25 +161,29 @@ def command(
     form_options: dict[str, Any] = {**options, **choices}
     with connect(address) as client:
         wait_until_serving(client, wait)
-        generation = client.generate(
-            messages if chat or system is not None or options else text,
-            model=model,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            stop=[unescape(item) for item in stop],
-            ignore_eos=ignore_eos,
-            session=session,
-            priority=priority,
-            no_speculation=no_speculation,
-            timeout=timeout,
-            **form_options,
-        )
         several = (answers or 1) > 1
+        attempts = Attempts(timeout, patient=wait is not None, patience=wait)
+
+        def start() -> Generation:
+            return client.generate(
+                messages if chat or system is not None or options else text,
+                model=model,
+                max_tokens=max_tokens,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                seed=seed,
+                stop=[unescape(item) for item in stop],
+                ignore_eos=ignore_eos,
+                session=session,
+                priority=priority,
+                no_speculation=no_speculation,
+                timeout=attempts.left(),
+                **form_options,
+            )
+
         try:
-            found = collect(generation, show=not as_json and not several)
+            found = collect_patiently(client, start, attempts, wait, show=not as_json and not several)
         except UnavailableError as error:
             if wait is None and error.retry_seconds is not None and not isinstance(error, UnreachableError):
                 raise with_hint(error, "--wait 60s waits until it serves") from error
@@ -195,6 +202,25 @@ def command(
 def with_hint(error: EdgedError, hint: str) -> EdgedError:
     """The same error with a further remedy in its message."""
     return type(error)(f"{error.message}; {hint}", field=error.field, retry_seconds=error.retry_seconds)
+
+
+def collect_patiently(
+    client: Client, start: Callable[[], Generation], attempts: Attempts, wait: float | None, *, show: bool
+) -> tuple[Answer, ...]:
+    """As :func:`collect`; a request of which nothing had come when its engine or daemon ended is sent again with ``--wait``.
+
+    Raises:
+        EdgedError: The daemon refused or ended the request.
+    """
+    while True:
+        generation = start()
+        try:
+            return collect(generation, show=show)
+        except UnavailableError as error:
+            if generation.delivered:
+                raise
+            time.sleep(attempts.pause(error))
+        wait_until_serving(client, wait)
 
 
 def collect(generation: Generation, *, show: bool) -> tuple[Answer, ...]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
 from edged.client.address import Address, default_address
+from edged.client.attempts import Attempts
 from edged.client.channel import open_channel
 from edged.client.credentials import Credentials
-from edged.client.events import Answer, AnswerBuilder, Event, read_event
+from edged.client.events import Answer, AnswerBuilder, Event, Started, read_event
 from edged.client.failures import read_failure
 from edged.client.readiness import POLL_SECONDS, Readiness
 from edged.client.requests import (
@@ -24,12 +25,13 @@ from edged.client.requests import (
     generate_request,
     tokenize_request,
 )
-from edged.errors import EdgedError
+from edged.errors import CancelledError, EdgedError
 from edged.v1 import control_pb2, control_pb2_grpc, inference_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 
+    from google.protobuf.message import Message
     from typing_extensions import Self, Unpack
 
     from edged.client.chat import ChatOptions
@@ -42,22 +44,75 @@ class AsyncGeneration:
         EdgedError: The daemon refused or ended the request; the class says which code, the message why.
     """
 
-    def __init__(self, call: Any, address: Address, timeout: float | None) -> None:  # noqa: ANN401 - gRPC's call
-        self._call = call
+    def __init__(
+        self,
+        send: Callable[[float | None], Any],
+        address: Address,
+        timeout: float | None,
+        attempts: Attempts,
+    ) -> None:
+        self.delivered = False
+        """Whether anything of the answer has come; Started alone is none of it."""
+        self._send = send
         self._address = address
         self._timeout = timeout
+        self._attempts = attempts
+        self._cancelled = asyncio.Event()
+        self._call = send(attempts.left())
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         try:
-            async for response in self._call:
-                yield read_event(response)
-        except grpc.RpcError as failure:
-            raise read_failure(failure, self._address, self._timeout) from None
+            while True:
+                try:
+                    async with aclosing(self._events()) as events:
+                        async for event in events:
+                            yield event
+                except grpc.RpcError as failure:
+                    error = read_failure(failure, self._address, self._timeout)
+                else:
+                    return
+                if self.delivered:
+                    raise error
+                await self._send_again(error)
         finally:
             self._call.cancel()
 
+    async def _events(self) -> AsyncGenerator[Event, None]:
+        """The events of one try, as :class:`~edged.client.blocking.Generation` has them."""
+        started: list[Event] = []
+        async for response in self._call:
+            event = read_event(response)
+            if isinstance(event, Started):
+                if self._attempts.patient:
+                    started = [event]
+                else:
+                    yield event
+                continue
+            self.delivered = True
+            for held in started:
+                yield held
+            started = []
+            yield event
+
+    async def _send_again(self, error: EdgedError) -> None:
+        """Send the request again, once it is time.
+
+        Raises:
+            EdgedError: That error, or that the time is over.
+            CancelledError: Somebody has called ``cancel``.
+        """
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._cancelled.wait(), self._attempts.pause(error))
+        if self._cancelled.is_set():
+            raise CancelledError("the client cancelled the request")
+        try:
+            self._call = self._send(self._attempts.left())
+        except grpc.aio.UsageError:  # the connection was closed meanwhile
+            raise error from None
+
     def cancel(self) -> None:
         """Stop the work; the daemon frees the request's pages at its next step."""
+        self._cancelled.set()
         self._call.cancel()
 
     async def answer(self) -> Answer:
@@ -104,10 +159,12 @@ class AsyncClient:
         self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
     ) -> AsyncGeneration:
         """Start a generation; see :meth:`edged.client.blocking.Client.generate`."""
-        call = self._inference.Generate(
-            generate_request(prompt, options), timeout=timeout, wait_for_ready=self._wait
-        )
-        return AsyncGeneration(call, self.address, timeout)
+        request = generate_request(prompt, options)
+
+        def send(left: float | None) -> Any:  # noqa: ANN401 - gRPC's call
+            return self._inference.Generate(request, timeout=left, wait_for_ready=self._wait)
+
+        return AsyncGeneration(send, self.address, timeout, Attempts(timeout, patient=self._wait))
 
     async def embed(
         self,
@@ -121,8 +178,7 @@ class AsyncClient:
     ) -> tuple[tuple[float, ...], ...]:
         """Vectors of texts; see :meth:`edged.client.blocking.Client.embed`."""
         request = embed_request(inputs, model=model, pooling=pooling, normalize=normalize, priority=priority)
-        with self._failures(timeout):
-            response = await self._inference.Embed(request, timeout=timeout, wait_for_ready=self._wait)
+        response = await self._ask(self._inference.Embed, request, timeout)
         return tuple(tuple(embedding.values) for embedding in response.embeddings)
 
     async def tokenize(
@@ -136,8 +192,7 @@ class AsyncClient:
     ) -> tuple[int, ...]:
         """Token ids of a text or a chat, as ``generate`` makes them."""
         request = tokenize_request(prompt, model=model, no_special_tokens=no_special_tokens, options=options)
-        with self._failures(timeout):
-            response = await self._inference.Tokenize(request, timeout=timeout, wait_for_ready=self._wait)
+        response = await self._ask(self._inference.Tokenize, request, timeout)
         return tuple(response.token_ids)
 
     async def detokenize(
@@ -150,8 +205,7 @@ class AsyncClient:
     ) -> str:
         """Text of token ids, as ``generate`` makes it."""
         request = detokenize_request(token_ids, model=model, keep_special_tokens=keep_special_tokens)
-        with self._failures(timeout):
-            response = await self._inference.Detokenize(request, timeout=timeout, wait_for_ready=self._wait)
+        response = await self._ask(self._inference.Detokenize, request, timeout)
         return str(response.text)
 
     async def status(
@@ -183,6 +237,16 @@ class AsyncClient:
                 if readiness.serves(status):
                     return status
             await asyncio.sleep(min(POLL_SECONDS, left))
+
+    async def _ask(self, method: Any, request: Message, timeout: float | None) -> Any:  # noqa: ANN401 - of gRPC
+        """The answer to a question that changes nothing, asked again where it may be."""
+        attempts = Attempts(timeout, patient=self._wait)
+        while True:
+            try:
+                return await method(request, timeout=attempts.left(), wait_for_ready=self._wait)
+            except grpc.RpcError as failure:
+                error = read_failure(failure, self.address, timeout)
+            await asyncio.sleep(attempts.pause(error))
 
     @contextmanager
     def _failures(self, timeout: float | None) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from edged.client.address import Address, default_address
+from edged.client.attempts import Attempts
 from edged.client.channel import open_channel
 from edged.client.credentials import Credentials
-from edged.client.events import Answer, AnswerBuilder, Event, read_event
+from edged.client.events import Answer, AnswerBuilder, Event, Started, read_event
 from edged.client.failures import read_failure
 from edged.client.readiness import POLL_SECONDS, Readiness
 from edged.client.requests import (
@@ -23,12 +25,13 @@ from edged.client.requests import (
     generate_request,
     tokenize_request,
 )
-from edged.errors import EdgedError
-from edged.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+from edged.errors import CancelledError, EdgedError
+from edged.v1 import control_pb2, control_pb2_grpc, inference_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
+    from google.protobuf.message import Message
     from typing_extensions import Self, Unpack
 
     from edged.client.chat import ChatOptions
@@ -41,22 +44,74 @@ class Generation:
         EdgedError: The daemon refused or ended the request; the class says which code, the message why.
     """
 
-    def __init__(self, call: Any, address: Address, timeout: float | None) -> None:  # noqa: ANN401 - gRPC's call
-        self._call = call
+    def __init__(
+        self,
+        send: Callable[[float | None], Any],
+        address: Address,
+        timeout: float | None,
+        attempts: Attempts,
+    ) -> None:
+        self.delivered = False
+        """Whether anything of the answer has come; Started alone is none of it."""
+        self._send = send
         self._address = address
         self._timeout = timeout
+        self._attempts = attempts
+        self._cancelled = threading.Event()
+        self._call = send(attempts.left())
 
     def __iter__(self) -> Iterator[Event]:
         try:
-            for response in self._call:
-                yield read_event(response)
-        except grpc.RpcError as failure:
-            raise read_failure(failure, self._address, self._timeout) from None
+            while True:
+                try:
+                    yield from self._events()
+                except grpc.RpcError as failure:
+                    error = read_failure(failure, self._address, self._timeout)
+                else:
+                    return
+                if self.delivered:
+                    raise error
+                self._send_again(error)
         finally:
             self._call.cancel()  # a loop that is left early ends the work; after the end it does nothing
 
+    def _events(self) -> Iterator[Event]:
+        """The events of one try.
+
+        A client that waits is told of the start with the first piece of the answer: before, it may have to start anew.
+        """
+        started: list[Event] = []
+        for response in self._call:
+            event = read_event(response)
+            if isinstance(event, Started):
+                if self._attempts.patient:
+                    started = [event]
+                else:
+                    yield event
+                continue
+            self.delivered = True
+            yield from started
+            started = []
+            yield event
+
+    def _send_again(self, error: EdgedError) -> None:
+        """Send the request again, once it is time.
+
+        Raises:
+            EdgedError: That error, or that the time is over.
+            CancelledError: Somebody has called ``cancel``.
+        """
+        if not self._cancelled.wait(self._attempts.pause(error)):
+            try:
+                self._call = self._send(self._attempts.left())
+            except ValueError:  # the connection was closed meanwhile
+                raise error from None
+        if self._cancelled.is_set():
+            raise CancelledError("the client cancelled the request")
+
     def cancel(self) -> None:
         """Stop the work; the daemon frees the request's pages at its next step. May be called from any thread."""
+        self._cancelled.set()
         self._call.cancel()
 
     def texts(self) -> Iterator[str]:
@@ -83,7 +138,9 @@ class Client:
 
     Args:
         address: ``unix:PATH``, a path or ``HOST:PORT``; by default ``EDGED_ADDRESS`` or the default unix socket.
-        wait_for_ready: Calls wait, within their timeout, for a daemon that is not there yet or starts again.
+        wait_for_ready: Calls wait, within their timeout, for a daemon that is not there yet or starts again, or whose engine
+            loads. A generation, embedding or tokenization of which nothing had come when its engine or daemon ended is
+            sent once more; Started then comes with the first piece of the answer.
         credentials: TLS and a token; by default those of the environment
             (:meth:`~edged.client.credentials.Credentials.from_environment`).
 
@@ -129,8 +186,11 @@ class Client:
             InvalidArgumentError: A value that cannot be sent. Refusals of the daemon come while iterating.
         """
         request = generate_request(prompt, options)
-        call = self._inference.Generate(request, timeout=timeout, wait_for_ready=self._wait)
-        return Generation(call, self.address, timeout)
+
+        def send(left: float | None) -> Any:  # noqa: ANN401 - gRPC's call
+            return self._inference.Generate(request, timeout=left, wait_for_ready=self._wait)
+
+        return Generation(send, self.address, timeout, Attempts(timeout, patient=self._wait))
 
     def embed(
         self,
@@ -157,8 +217,7 @@ class Client:
             EdgedError: The daemon refused.
         """
         request = embed_request(inputs, model=model, pooling=pooling, normalize=normalize, priority=priority)
-        with self._failures(timeout):
-            response = self._inference.Embed(request, timeout=timeout, wait_for_ready=self._wait)
+        response = self._ask(self._inference.Embed, request, timeout)
         return tuple(tuple(embedding.values) for embedding in response.embeddings)
 
     def tokenize(
@@ -176,8 +235,7 @@ class Client:
             EdgedError: The daemon refused.
         """
         request = tokenize_request(prompt, model=model, no_special_tokens=no_special_tokens, options=options)
-        with self._failures(timeout):
-            response = self._inference.Tokenize(request, timeout=timeout, wait_for_ready=self._wait)
+        response = self._ask(self._inference.Tokenize, request, timeout)
         return tuple(response.token_ids)
 
     def detokenize(
@@ -194,11 +252,7 @@ class Client:
             EdgedError: The daemon refused.
         """
         request = detokenize_request(token_ids, model=model, keep_special_tokens=keep_special_tokens)
-        with self._failures(timeout):
-            response: inference_pb2.DetokenizeResponse = self._inference.Detokenize(
-                request, timeout=timeout, wait_for_ready=self._wait
-            )
-        return response.text
+        return str(self._ask(self._inference.Detokenize, request, timeout).text)
 
     def status(self, *, timeout: float | None = 5.0) -> control_pb2.GetStatusResponse:
         """State of the daemon, its models and its memory.
@@ -307,6 +361,16 @@ class Client:
                 if readiness.serves(status):
                     return status
             time.sleep(min(POLL_SECONDS, left))
+
+    def _ask(self, method: Any, request: Message, timeout: float | None) -> Any:  # noqa: ANN401 - of gRPC
+        """The answer to a question that changes nothing, asked again where it may be."""
+        attempts = Attempts(timeout, patient=self._wait)
+        while True:
+            try:
+                return method(request, timeout=attempts.left(), wait_for_ready=self._wait)
+            except grpc.RpcError as failure:
+                error = read_failure(failure, self.address, timeout)
+            time.sleep(attempts.pause(error))
 
     @contextmanager
     def _failures(self, timeout: float | None) -> Iterator[None]:

@@ -39,7 +39,7 @@ def read_failure(failure: grpc.RpcError, address: Address, timeout: float | None
     """
     status: grpc.StatusCode = failure.code()
     message: str = failure.details() or status.name
-    field, retry = _read_details(failure.trailing_metadata())
+    field, retry, lost = _read_details(failure.trailing_metadata())
     code = _NEAREST.get(status) or Code(status.value[0])
     if code is Code.DEADLINE_EXCEEDED and timeout is not None and "deadline exceeded" in message.lower():
         # gRPC's own words; a refusal by the daemon says what it expected.
@@ -49,7 +49,7 @@ def read_failure(failure: grpc.RpcError, address: Address, timeout: float | None
     if code is Code.CANCELLED and message == status.name:
         # gRPC's word for a call that a server ended by stopping; our own reasons and a client's cancel have texts.
         code, message = Code.UNAVAILABLE, "the daemon stopped before it had answered"
-    if code is Code.UNAVAILABLE and retry is None:
+    if code is Code.UNAVAILABLE and retry is None and not lost:
         # The daemon's own refusals carry a retry hint; this may be gRPC's word for a daemon that is not there.
         unreachable = address.unreachable()
         if unreachable is not None:
@@ -67,18 +67,21 @@ def read_failure(failure: grpc.RpcError, address: Address, timeout: float | None
         return MessageTooLargeError(
             f"{message} bytes: send less, or raise limits.message_size in the daemon's configuration"
         )
-    return from_code(code.value, message, field=field, retry_seconds=retry)
+    error = from_code(code.value, message, field=field, retry_seconds=retry)
+    if isinstance(error, UnavailableError):
+        error.lost = lost
+    return error
 
 
-def _read_details(metadata: object) -> tuple[str, float | None]:
-    """Field of the first BadRequest violation and delay of RetryInfo in the trailing metadata."""
+def _read_details(metadata: object) -> tuple[str, float | None, bool]:
+    """Field of the first BadRequest violation, delay of RetryInfo and whether the request was lost, as trailing metadata say."""
     for key, value in metadata or ():  # type: ignore[attr-defined]
         if key == _DETAILS_KEY:
             return _parse_details(value)
-    return "", None
+    return "", None, False
 
 
-def _parse_details(data: bytes) -> tuple[str, float | None]:
+def _parse_details(data: bytes) -> tuple[str, float | None, bool]:
     # Only failures need these messages; importing them would slow down every start of edgectl.
     from google.protobuf.message import DecodeError  # noqa: PLC0415
     from google.rpc import error_details_pb2, status_pb2  # noqa: PLC0415
@@ -86,12 +89,15 @@ def _parse_details(data: bytes) -> tuple[str, float | None]:
     try:
         status = status_pb2.Status.FromString(data)
     except DecodeError:
-        return "", None
-    field, retry = "", None
+        return "", None, False
+    field, retry, lost = "", None, False
     for detail in status.details:
         bad, info = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+        about = error_details_pb2.ErrorInfo()
         if detail.Unpack(bad) and bad.field_violations:
             field = bad.field_violations[0].field
         elif detail.Unpack(info):
             retry = info.retry_delay.ToNanoseconds() / 1e9
-    return field, retry
+        elif detail.Unpack(about):
+            lost = lost or (about.domain, about.reason) == ("edged", "REQUEST_LOST")
+    return field, retry, lost

@@ -12,7 +12,7 @@ import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from edged.errors import Code, EdgedError, InvalidArgumentError, ResourceExhaustedError
+from edged.errors import Code, EdgedError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
 
 if TYPE_CHECKING:
     from typing import Any
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 DETAILS_KEY = "grpc-status-details-bin"
+LOST = "REQUEST_LOST"
+"""``ErrorInfo.reason`` of a request that was under way when its engine ended."""
 MESSAGE_BYTES = 1024
 """Longest message that is sent. Trailing metadata is limited to 8 KiB by gRPC; percent-encoding can triple a message
 and the details repeat it."""
@@ -41,7 +43,7 @@ def status_code(code: Code) -> grpc.StatusCode:
 
 
 def to_status(error: EdgedError) -> status_pb2.Status:
-    """``google.rpc.Status`` with BadRequest, QuotaFailure and RetryInfo where they apply."""
+    """``google.rpc.Status`` with BadRequest, QuotaFailure, ErrorInfo and RetryInfo where they apply."""
     message = clip(error.message)
     status = status_pb2.Status(code=error.code.value, message=message)
     details: list[Message] = []
@@ -55,6 +57,8 @@ def to_status(error: EdgedError) -> status_pb2.Status:
                 violations=[error_details_pb2.QuotaFailure.Violation(subject=subject, description=message)]
             )
         )
+    if isinstance(error, UnavailableError) and error.lost:
+        details.append(error_details_pb2.ErrorInfo(reason=LOST, domain="edged"))
     if error.retry_seconds is not None:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(round(max(error.retry_seconds, 0.0) * 1e9))

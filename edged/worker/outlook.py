@@ -62,7 +62,7 @@ class Outlook:
         """
         if stopping:
             stopped = "the daemon stops and has cut the request off; send it again once the daemon runs"
-            return lambda: UnavailableError(stopped)
+            return lambda: UnavailableError(stopped, lost=True)
         wait = self.wait_seconds
         message = f"{why}: the request is lost, try again in {wait:.1f} s"
-        return lambda: UnavailableError(message, retry_seconds=wait)
+        return lambda: UnavailableError(message, retry_seconds=wait, lost=True)

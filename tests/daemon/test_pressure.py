@@ -218,15 +218,19 @@ def test_a_model_that_does_not_load_ends_the_daemon_at_once(start_daemon, error,
 
 def test_while_it_loads_it_says_so(start_daemon):
     daemon = start_daemon(fake={"load_seconds": 3}, wait=False)
-    with daemon.client(wait_for_ready=True) as client:
-        status = client.status()
+    with daemon.client(wait_for_ready=True) as patient:
+        status = patient.status()
         assert status.state == status.models[0].state == control_pb2.STATE_LOADING
-        with pytest.raises(errors.UnavailableError) as caught:
+        with daemon.client() as client, pytest.raises(errors.UnavailableError) as caught:
             client.generate(PROMPT).answer()
         assert caught.value.retry_seconds > 0
+        assert not caught.value.lost
+        with pytest.raises(errors.DeadlineError, match="loads its models"):
+            patient.generate(PROMPT, timeout=0.3).answer()
         with pytest.raises(errors.DeadlineError, match="loading"):
-            client.wait_ready(0.2)
-        assert client.wait_ready(60).state == control_pb2.STATE_SERVING
+            patient.wait_ready(0.2)
+        assert len(patient.generate(PROMPT, max_tokens=2, timeout=60, **ON).answer().token_ids) == 2
+        assert patient.status().state == control_pb2.STATE_SERVING
     assert daemon.stop() == 0
 
 

@@ -23,10 +23,10 @@ KILLS = 100
 SLOW = {"step_seconds": 0.002}
 
 
-def ask(address, stop):
+def ask(address, stop, *, patient):
     """Send requests until told to stop; return how each ended. Whatever is no clean end raises."""
     ends = {"finished": 0, "told": 0}
-    with Client(address, wait_for_ready=True) as client:
+    with Client(address, wait_for_ready=patient) as client:
         while not stop:
             last = None
             try:
@@ -49,7 +49,7 @@ def kill_the_engine(start_daemon, kills, seed):
     daemon = start_daemon(fake=SLOW, environment={"FAKE_DAEMON_PATIENT": "1"})
     stop = []
     with ThreadPoolExecutor(3) as pool, daemon.client() as client:
-        askers = [pool.submit(ask, daemon.address, stop) for _ in range(3)]
+        askers = [pool.submit(ask, daemon.address, stop, patient=False) for _ in range(3)]
         try:
             for number in range(kills):
                 time.sleep(numbers.uniform(0, 0.15))
@@ -90,7 +90,7 @@ def kill_the_daemon(start_daemon, kills, seed):
     daemon = start_daemon(fake=SLOW)
     address, engines, stop = daemon.address, [], []
     with ThreadPoolExecutor(2) as pool:
-        askers = [pool.submit(ask, address, stop) for _ in range(2)]
+        askers = [pool.submit(ask, address, stop, patient=True) for _ in range(2)]
         try:
             for _ in range(kills):
                 with Client(address) as client:

@@ -150,15 +150,17 @@ def test_a_frozen_engine_is_ended_by_the_daemon_and_is_back(running, busy):
     """With the watchdog's defaults, in which a step on the CPU may take five minutes."""
     restarts = running.show("NRestarts")
     engine = running.status()["engine_pid"]
-    with Client(ADDRESS) as client:
+    with Client(ADDRESS) as client, Client(ADDRESS, wait_for_ready=True) as patient:
         if busy:
             stream = iter(client.generate("Once upon a time", max_tokens=400, **LONG))
             next(event for event in stream if isinstance(event, Chunk))
         os.kill(engine, signal.SIGSTOP)
         began = time.monotonic()
         if busy:
+            answer = patient.generate("Hello", max_tokens=2, timeout=120, **LONG)
             with pytest.raises(UnavailableError, match="the engine hung"):
                 list(stream)
+            assert len(answer.answer().token_ids) == 2, "it was sent into the frozen engine"
     while running.edgectl("status", check=False).returncode == 0:
         assert time.monotonic() - began < running.back_seconds
         time.sleep(0.1)
