@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import tokenizers
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.exceptions import TemplateError
+from transformers_templates import source, template, transformers_tokenizer
 
 from edged.checkpoint.chat_template import ChatTemplate
 from edged.checkpoint.template_budget import RenderLimits
 from edged.errors import CheckpointError, FailedPreconditionError, InvalidArgumentError
 
-TEMPLATES = Path(__file__).parent / "templates"
+if TYPE_CHECKING:
+    from pathlib import Path
+
 NAMES = ("chatml_tools", "thinking", "headers", "strict")
-SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
 WEATHER = {
     "type": "function",
@@ -65,17 +64,7 @@ CHATS: dict[str, list[dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def reference() -> Any:
-    backend: Any = transformers.PreTrainedTokenizerFast
-    return backend(tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE()), **SPECIAL)
-
-
-def source(name: str) -> str:
-    return (TEMPLATES / f"{name}.jinja").read_text()
-
-
-@functools.cache
-def template(name: str) -> ChatTemplate:
-    return ChatTemplate({"default": source(name)}, SPECIAL)
+    return transformers_tokenizer()
 
 
 @pytest.mark.parametrize("name", NAMES)

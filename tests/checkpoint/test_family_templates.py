@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,14 +9,13 @@ import tokenizers
 import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers_templates import source, template, transformers_tokenizer
 
 from edged.checkpoint.chat_template import ChatTemplate
 from edged.errors import InvalidArgumentError
 
-TEMPLATES = Path(__file__).parent / "templates"
 FAMILIES = ("smollm2", "minicpm4", "qwen3", "llama3", "chatml_tools", "thinking", "headers")
 WITH_TOOLS = tuple(name for name in FAMILIES if name != "smollm2")
-SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
 texts = st.text(max_size=20) | st.sampled_from(
     [
@@ -117,17 +114,7 @@ conversations = st.builds(
 
 @pytest.fixture(scope="module")
 def reference() -> Any:
-    backend: Any = transformers.PreTrainedTokenizerFast
-    return backend(tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE()), **SPECIAL)
-
-
-def source(name: str) -> str:
-    return (TEMPLATES / f"{name}.jinja").read_text()
-
-
-@functools.cache
-def template(name: str) -> ChatTemplate:
-    return ChatTemplate({"default": source(name)}, SPECIAL)
+    return transformers_tokenizer()
 
 
 def compare(reference: Any, name: str, chat: Any, **options: Any) -> None:

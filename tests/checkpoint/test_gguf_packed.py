@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import gguf
 import numpy as np
 import pytest
+from packed_gguf import LINEARS, assert_linears_are, from_llama_cpp, quantize
 
 from edged.checkpoint.gguf_import import import_gguf
 from edged.checkpoint.safetensors_files import WeightFiles
@@ -19,18 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Q4_0, Q4_1 = gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.Q4_1
-LINEARS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-NAMES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-
-def quantize(recipe: Any, kinds: dict[str, gguf.GGMLQuantizationType]) -> dict[str, np.ndarray[Any, Any]]:
-    """Quantize tensors of the recipe and return what the gguf library makes of them."""
-    widened = {}
-    for name, kind in kinds.items():
-        packed = gguf.quantize(recipe.tensors[name], kind)
-        recipe.tensors[name], recipe.types[name] = packed, kind
-        widened[name] = gguf.dequantize(packed, kind)
-    return widened
 
 
 def linears(*layers: int) -> dict[str, gguf.GGMLQuantizationType]:
@@ -56,26 +45,10 @@ def held(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
     return weights
 
 
-def from_llama_cpp(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """Pairs beside each other back to halves."""
-    restored: np.ndarray[Any, Any] = (
-        rows.reshape(heads, rows.shape[0] // heads // 2, 2, -1).swapaxes(1, 2).reshape(rows.shape)
-    )
-    return restored
-
-
 def test_every_linear_stays_as_it_is(tmp_path: Path, recipe: Any) -> None:
     expected = quantize(recipe, linears(0, 1) | {"token_embd.weight": Q4_0})
     import_gguf(recipe.write(tmp_path / "m.gguf"), tmp_path / "model", dtype="bfloat16", keep_4bit=True)
-    found = held(tmp_path / "model")
-    assert len(found) == 14
-    for layer in range(2):
-        for short, name in zip(LINEARS, NAMES, strict=True):
-            part = "self_attn" if name in NAMES[:4] else "mlp"
-            rows = expected[f"blk.{layer}.{short}.weight"]
-            if short in ("attn_q", "attn_k"):
-                rows = from_llama_cpp(rows, {"attn_q": 4, "attn_k": 2}[short])
-            assert np.array_equal(found[f"model.layers.{layer}.{part}.{name}"], rows), (layer, name)
+    assert_linears_are(held(tmp_path / "model"), expected)
     with WeightFiles.open(tmp_path / "model") as files:
         assert files.info("model.embed_tokens.weight").dtype == "BF16"  # a table, not a linear
     quantization = json.loads((tmp_path / "model/config.json").read_text())["quantization_config"]

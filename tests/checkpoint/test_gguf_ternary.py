@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import gguf
 import numpy as np
 import pytest
-from test_gguf_packed import LINEARS, NAMES, from_llama_cpp
+from packed_gguf import LINEARS, assert_linears_are, quantize
 
 from edged.checkpoint.gguf_import import import_gguf
 from edged.checkpoint.safetensors_files import WeightFiles
@@ -20,15 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TQ1_0, TQ2_0 = gguf.GGMLQuantizationType.TQ1_0, gguf.GGMLQuantizationType.TQ2_0
-
-
-def quantize(recipe: Any, kinds: dict[str, gguf.GGMLQuantizationType]) -> dict[str, np.ndarray[Any, Any]]:
-    widened = {}
-    for name, kind in kinds.items():
-        packed = gguf.quantize(recipe.tensors[name], kind)
-        recipe.tensors[name], recipe.types[name] = packed, kind
-        widened[name] = gguf.dequantize(packed, kind)
-    return widened
 
 
 def kinds(**changes: gguf.GGMLQuantizationType) -> dict[str, gguf.GGMLQuantizationType]:
@@ -59,15 +50,7 @@ def held(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
 def test_every_linear_stays_as_it_is(tmp_path: Path, recipe: Any) -> None:
     expected = quantize(recipe, kinds())
     import_gguf(recipe.write(tmp_path / "m.gguf"), tmp_path / "model", dtype="bfloat16", keep_ternary=True)
-    found = held(tmp_path / "model")
-    assert len(found) == 14
-    for layer in range(2):
-        for short, name in zip(LINEARS, NAMES, strict=True):
-            part = "self_attn" if name in NAMES[:4] else "mlp"
-            rows = expected[f"blk.{layer}.{short}.weight"]
-            if short in ("attn_q", "attn_k"):
-                rows = from_llama_cpp(rows, {"attn_q": 4, "attn_k": 2}[short])
-            assert np.array_equal(found[f"model.layers.{layer}.{part}.{name}"], rows), (layer, name)
+    assert_linears_are(held(tmp_path / "model"), expected)
     config = json.loads((tmp_path / "model/config.json").read_text())["quantization_config"]
     assert (config["quant_method"], config["group_size"]) == ("ternary", 256)
     assert config["modules_to_not_convert"] == []

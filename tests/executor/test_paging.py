@@ -7,13 +7,11 @@ import pytest
 from executor_runner import Runner, load
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import save_file
+from random_weights import write_random
 
 from edged.errors import InternalError, UnsupportedError
 from edged.executor.base import PAGE_TOKENS
 from edged.memory import buffers
-from edged.models.architecture import Architecture
-from edged.models.weights import weight_specs
 
 CONFIG = {
     "model_type": "qwen3",
@@ -34,20 +32,7 @@ TOLERANCE = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.35, "float16": 0.04
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    import json
-
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    random = np.random.default_rng(11)
-    tensors = {
-        source.name: (random.standard_normal(source.shape) / max(1, source.shape[-1]) ** 0.5).astype(
-            np.float32
-        )
-        for spec in weight_specs(Architecture.from_config(CONFIG))
-        for source in spec.sources
-    }
-    save_file(tensors, folder / "model.safetensors")
-    return folder
+    return write_random(tmp_path_factory.mktemp("model"), CONFIG)
 
 
 @pytest.fixture(scope="module")

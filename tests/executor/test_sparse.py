@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 from executor_runner import Runner, load
-from safetensors.numpy import save_file
+from random_weights import write_random
 
 from edged.config import AttentionConfig
-from edged.models.architecture import Architecture
-from edged.models.weights import weight_specs
 
 CONFIG = {
     "model_type": "qwen3",
@@ -46,18 +44,7 @@ SETTINGS = {"dtype": "float64", "context_length": 1024, "max_sequences": 3, "pre
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    random = np.random.default_rng(11)
-    tensors = {
-        source.name: (2 * random.standard_normal(source.shape) / max(1, source.shape[-1]) ** 0.5).astype(
-            np.float32
-        )
-        for spec in weight_specs(Architecture.from_config(CONFIG))
-        for source in spec.sources
-    }
-    save_file(tensors, folder / "model.safetensors")
-    return folder
+    return write_random(tmp_path_factory.mktemp("model"), CONFIG, deviation=2)
 
 
 @pytest.fixture(scope="module")

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from executor_runner import Runner, load
-from safetensors.numpy import save_file
+from random_weights import write_random
 from test_sparse import CONFIG, FEW, SETTINGS
 
 from edged.errors import InternalError
 from edged.executor.base import SamplingRow, StepBatch
 from edged.executor.batch_check import check_batch
-from edged.models.architecture import Architecture
-from edged.models.weights import weight_specs
 from plugins_trt.contract import Batch, DeviceArray, LaunchError
 from plugins_trt.verify_tree.contract import VerifyTree
 from plugins_trt.verify_tree.reference import parent_of
@@ -26,18 +23,7 @@ VOCABULARY = CONFIG["vocab_size"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    random = np.random.default_rng(11)
-    tensors = {
-        source.name: (2 * random.standard_normal(source.shape) / max(1, source.shape[-1]) ** 0.5).astype(
-            np.float32
-        )
-        for spec in weight_specs(Architecture.from_config(CONFIG))
-        for source in spec.sources
-    }
-    save_file(tensors, folder / "model.safetensors")
-    return folder
+    return write_random(tmp_path_factory.mktemp("model"), CONFIG, deviation=2)
 
 
 @pytest.fixture(scope="module", params=["dense", "sparse"])
