@@ -17,7 +17,8 @@ from plugins_trt.contract import (
 from plugins_trt.packed.cut import most_shares
 from plugins_trt.packed.product import PackedProduct
 from plugins_trt.packed.tiles import TILE, tiles_of
-from plugins_trt.w4a16_linear.layout import STEP, check_sizes
+from plugins_trt.w4a16_linear.layout import STEP
+from plugins_trt.w4a16_linear.weights import W4A16Weights
 
 MAX_ROWS = 64
 """Rows of x of one launch."""
@@ -59,7 +60,7 @@ class LinearPlan:
 
 
 @dataclass(frozen=True)
-class W4A16Linear(PackedProduct):
+class W4A16Linear(PackedProduct, W4A16Weights):
     """out = x weightᵀ + bias + residual, accumulated in fp32 and rounded once; the layout of the weights is layout.py's.
 
     Gated, of weights [gate; up]: out = silu(gate) * up, with no residual. `residual` may be `out`.
@@ -78,9 +79,7 @@ class W4A16Linear(PackedProduct):
 
     def __post_init__(self) -> None:
         """Checks shapes and dtypes."""
-        words = ("int32", "uint32")
-        check_array("tiles", self.tiles, words, (None, None, 32, 4))
-        check_array("groups", self.groups, words, (self.tiles.shape[0], None, 8, 2))
+        self.check_forms()
         dtype = self.x.dtype
         if dtype not in KERNEL_DTYPES:
             raise LaunchError(f"x: dtype {dtype}, must be one of {tuple(KERNEL_DTYPES)}")
@@ -88,22 +87,8 @@ class W4A16Linear(PackedProduct):
             raise LaunchError(f"x: shape {self.x.shape}, must be 1 to {MAX_ROWS} rows of {self.inputs}")
         check_rows("x", self.x, dtype, (None, self.inputs))
         check_array("out", self.out, dtype, (self.rows, None), alignment=2)
-        if self.inputs % self.groups.shape[1]:
-            raise LaunchError(
-                f"groups: {self.groups.shape[1]} groups of {self.inputs} inputs, which do not divide"
-            )
-        check_sizes(self.outputs, self.inputs, self.group, gated=self.gated)
+        self.check_weights(self.outputs, gated=self.gated)
         self.check_results()
-
-    @property
-    def inputs(self) -> int:
-        """K."""
-        return self.tiles.shape[1] * STEP
-
-    @property
-    def group(self) -> int:
-        """Inputs that share a scale."""
-        return self.inputs // self.groups.shape[1]
 
     def plan(self, multiprocessors: int) -> LinearPlan:
         """How this product is cut on a device of `multiprocessors`.
