@@ -9,9 +9,10 @@ with Client() as client:
 
 from edged.client.address import default_address
 from edged.client.asynchronous import AsyncClient, AsyncGeneration
-from edged.client.blocking import Client, Generation
+from edged.client.blocking import Client
 from edged.client.credentials import Credentials
 from edged.client.events import Answer, Chunk, Event, Finished, Started, ToolCall, Usage
+from edged.client.generation import Generation
 
 __all__ = [
     "Answer",

@@ -78,7 +78,7 @@ class AsyncGeneration:
             self._call.cancel()
 
     async def _events(self) -> AsyncGenerator[Event, None]:
-        """The events of one try, as :class:`~edged.client.blocking.Generation` has them."""
+        """The events of one try, as :class:`~edged.client.generation.Generation` has them."""
         started: list[Event] = []
         async for response in self._call:
             event = read_event(response)
