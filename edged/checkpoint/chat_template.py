@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2.exceptions import SecurityError
-
 from edged.checkpoint.json_file import read_optional_json_object
-from edged.checkpoint.template_budget import Budget, BudgetError, RenderLimits
-from edged.checkpoint.template_environment import RefusedError, TemplateEnvironment
+from edged.checkpoint.template_budget import RenderLimits
+from edged.checkpoint.template_environment import TemplateEnvironment
+from edged.checkpoint.template_rendering import Rendering
 from edged.checkpoint.template_source import TEMPLATE_FILE, compile_template, read_sources
 from edged.checkpoint.tokenizer import read_special_tokens
 from edged.errors import FailedPreconditionError, InvalidArgumentError
@@ -17,13 +16,10 @@ from edged.errors import FailedPreconditionError, InvalidArgumentError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import jinja2
-
 _MAX_DEPTH = 64
 # Every template takes these as they are; any other role has to be spelled in the template itself.
 _COMMON_ROLES = frozenset({"system", "user", "assistant", "tool"})
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
-_CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "template")
 # The switch that a template has for thinking, by the names in use.
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
@@ -51,16 +47,15 @@ class ChatTemplate:
         limits: RenderLimits | None = None,
     ) -> None:
         self._where = where
-        self._limits = limits or RenderLimits()
         self._special_tokens = dict(special_tokens or {})
-        self._templates: dict[str, jinja2.Template] = {}
+        self._renderings: dict[str, Rendering] = {}
         self._roles: dict[str, frozenset[str]] = {}
         self._variables: dict[str, frozenset[str]] = {}
         self._sources = dict(sources)
         environment = TemplateEnvironment()
         for name, source in self._sources.items():
             compiled = compile_template(environment, source, f"{where} ({name})")
-            self._templates[name] = compiled.template
+            self._renderings[name] = Rendering(compiled.template, limits or RenderLimits(), where)
             self._roles[name] = _COMMON_ROLES | compiled.constants
             self._variables[name] = compiled.variables
 
@@ -80,7 +75,7 @@ class ChatTemplate:
 
     def __bool__(self) -> bool:
         """Whether the model has a chat template."""
-        return bool(self._templates)
+        return bool(self._renderings)
 
     @property
     def source(self) -> str:
@@ -90,7 +85,7 @@ class ChatTemplate:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the model's templates."""
-        return tuple(self._templates)
+        return tuple(self._renderings)
 
     def takes(self, variable: str) -> bool:
         """Whether one of the templates reads a variable."""
@@ -187,21 +182,22 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
-        render = self._render_open if continue_final_message else self._render
-        return render(name, chat, variables, tuple(kwargs))
+        rendering = self._renderings[name]
+        render = rendering.render_open if continue_final_message else rendering.render
+        return render(chat, variables, tuple(kwargs))
 
     def _choose(self, tools: bool, wanted: str) -> str:
-        if not self._templates:
+        if not self._renderings:
             raise FailedPreconditionError(
                 f"{self._where}: the model has none; send text or token ids instead of messages, or put a "
                 f"{TEMPLATE_FILE} into the model folder",
                 field="messages",
             )
         if not wanted:
-            return "tool_use" if tools and "tool_use" in self._templates else "default"
-        if wanted not in self._templates:
+            return "tool_use" if tools and "tool_use" in self._renderings else "default"
+        if wanted not in self._renderings:
             raise InvalidArgumentError(
-                f"template is {wanted[:100]!r}; the model has {', '.join(self._templates)}", field="template"
+                f"template is {wanted[:100]!r}; the model has {', '.join(self._renderings)}", field="template"
             )
         return wanted
 
@@ -223,106 +219,6 @@ class ChatTemplate:
             plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
         return plain
 
-    def _render(
-        self, name: str, chat: list[dict[str, Any]], variables: dict[str, Any], arguments: tuple[str, ...]
-    ) -> str:
-        try:
-            return self._run(name, chat, variables)
-        except (BudgetError, RecursionError, MemoryError) as error:
-            raise FailedPreconditionError(
-                f"{self._where}: was stopped: {error or type(error).__name__}; use another template or fewer messages",
-                field="messages",
-            ) from None
-        except SecurityError as error:
-            raise FailedPreconditionError(f"{self._where}: was stopped: {error}", field="messages") from None
-        except Exception as error:  # noqa: BLE001 - templates fail in any way on messages they do not expect
-            self._blame_variables(name, chat, variables, arguments, error)
-            index = self._first_at_fault(name, chat, variables, error)
-            field = f"messages[{index}]"
-            if isinstance(error, RefusedError):
-                field += ".role" if "role" in str(error).lower() else ""
-                raise InvalidArgumentError(
-                    f"{field}: the chat template refuses it: {error}", field=field
-                ) from None
-            raise InvalidArgumentError(
-                f"{field}: the chat template cannot render it: {error}", field=field
-            ) from None
-
-    def _run(self, name: str, chat: list[dict[str, Any]], variables: dict[str, Any]) -> str:
-        template = self._templates[name]
-        with Budget(self._limits, _characters(chat) + _characters(variables)) as budget:
-            parts: list[str] = []
-            count = 0
-            for part in template.generate({**variables, "messages": chat}):
-                count += len(part)
-                budget.check_length_of_text(count)
-                parts.append(part)
-            return "".join(parts)
-
-    def _blame_variables(
-        self,
-        name: str,
-        chat: list[dict[str, Any]],
-        variables: dict[str, Any],
-        arguments: tuple[str, ...],
-        error: Exception,
-    ) -> None:
-        """Raise for the tools, or for the arguments, if the chat renders without them."""
-        for field, keys in (("tools", ("tools",)), ("template_arguments", arguments)):
-            if all(variables[key] is None for key in keys):
-                continue
-            rest = {key: value for key, value in variables.items() if key not in keys}
-            try:
-                self._run(name, chat, {**rest, "tools": rest.get("tools")})
-            except Exception:  # noqa: BLE001, S112 - as the rendering itself; then they are not to blame
-                continue
-            verb = "refuses" if isinstance(error, RefusedError) else "cannot render"
-            raise InvalidArgumentError(f"{field}: the chat template {verb} it: {error}", field=field)
-
-    def _first_at_fault(
-        self, name: str, chat: list[dict[str, Any]], variables: dict[str, Any], error: Exception
-    ) -> int:
-        """Return the index of the message with which the rendering begins to fail (by bisection)."""
-        good, bad = 0, len(chat)
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            try:
-                self._run(name, chat[:middle], {**variables, "add_generation_prompt": False})
-            except Exception as other:  # noqa: BLE001 - as the rendering itself
-                if type(other) is not type(error):
-                    break
-                bad = middle
-            else:
-                good = middle
-        return bad - 1
-
-    def _render_open(
-        self, name: str, chat: list[dict[str, Any]], variables: dict[str, Any], arguments: tuple[str, ...]
-    ) -> str:
-        """Render with a mark at the end of the last message's text, and cut there."""
-        final = chat[-1]
-        field = f"messages[{len(chat) - 1}].content"
-        content = final.get("content")
-        if isinstance(content, list):
-            parts = [part for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
-            holder, key = (parts[-1], "text") if parts else ({}, "")
-        else:
-            holder, key = final, "content"
-        text = holder.get(key)
-        if not isinstance(text, str):
-            raise InvalidArgumentError(f"{field}: is no text that could be continued", field=field)
-        holder[key] = text + _CONTINUE_TAG
-        rendered = self._render(name, chat, variables, arguments)
-        place = rendered.rfind(_CONTINUE_TAG.strip())
-        if place < 0 or text.strip() not in rendered:
-            raise InvalidArgumentError(
-                f"{field}: the chat template drops parts of the last message, which therefore cannot be continued",
-                field=field,
-            )
-        # A template that trims its messages also trims what is continued.
-        kept = rendered[place : place + len(_CONTINUE_TAG)] == _CONTINUE_TAG
-        return rendered[:place] if kept else rendered[:place].rstrip()
-
 
 def _refuse_reserved(key: str) -> None:
     if key in _RESERVED:
@@ -342,14 +238,3 @@ def _plain(value: Any, where: str, depth: int = 0) -> Any:  # noqa: ANN401 - JSO
     if hasattr(value, "items"):
         return {str(key): _plain(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
     raise InvalidArgumentError(f"{where}: {type(value).__name__} is no JSON value", field=where)
-
-
-def _characters(value: object) -> int:
-    """Count the characters of all texts in a plain value."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, list):
-        return sum(map(_characters, value))
-    if isinstance(value, dict):
-        return sum(map(len, value)) + sum(map(_characters, value.values()))
-    return 0
