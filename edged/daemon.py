@@ -149,7 +149,8 @@ class Daemon:
         self._notifier.reloading("reading the configuration again")
         self._config, said = reload_config(self._path, self._config)
         names = ", ".join(model.name for model in self._config.models)
-        self._notifier.ready(f"{self._server.state.value.lower()} {names}; {said}")
+        parts = [f"{self._server.state.value.lower()} {names}", said, self._server.reload()]
+        self._notifier.ready("; ".join(part for part in parts if part))
 
     def _on_signal(self, number: signal.Signals) -> None:
         """Note a signal, unless it is an echo of the last one: timeout(1) and shells signal a child and its group."""

@@ -151,6 +151,13 @@ class Listeners:
             unix.check()
         self._check_credentials()
 
+    def look(self) -> str:
+        """Read the tokens again now, if their file has changed; what is wrong with it, or nothing."""
+        if self.tokens is None:
+            return ""
+        self.tokens.look()
+        return self.tokens.fault
+
     def claim(self) -> None:
         """Refuse what cannot work before anything is loaded, and hold the sockets' paths.
 

@@ -77,6 +77,10 @@ class Server:
         """What a request would find now."""
         return self._inference.state
 
+    def reload(self) -> str:
+        """Look now at the files that are looked at by themselves; what is wrong with one, or nothing."""
+        return self._listeners.look()
+
     def claim(self) -> None:
         """Hold the places to listen at, before anything is loaded.
 

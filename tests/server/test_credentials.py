@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from edged.cli.exit_codes import ExitCode
 from edged.cli.main import main
 from edged.client import Chunk, Client, Credentials
-from edged.config import TlsConfig
+from edged.config import ListenConfig, TlsConfig
 from edged.errors import EdgedError, ListenError, PermissionDeniedError, UnauthenticatedError
 from edged.server.certificates import Certificates
 from edged.server.listeners import Listeners
@@ -82,6 +82,82 @@ def test_a_file_that_is_emptied_broken_or_gone_lets_nobody_in_until_it_is_back(t
     assert file.find(secret) is None
     path.write_text(good)
     assert file.find(secret).name == "robot"
+
+
+def others_may_write(path):
+    path.chmod(0o620)
+    return lambda: path.chmod(0o600)
+
+
+def it_belongs_to_another(path):
+    os.chown(path, 4321, -1)
+    return lambda: os.chown(path, 0, -1)
+
+
+def it_is_replaced_by_one_of_another(path):
+    new = path.with_name("new")
+    new.write_text(token_line("intruder", ("control",), make_token()) + "\n")
+    os.chown(new, 4321, -1)
+    old = path.with_name("old")
+    path.rename(old)
+    new.rename(path)
+    return lambda: old.rename(path)
+
+
+WAYS = {
+    "chmod go-w": others_may_write,
+    "user 4321": it_belongs_to_another,
+    "chown root": it_is_replaced_by_one_of_another,
+}
+
+
+@pytest.mark.parametrize("words", WAYS)
+def test_a_file_that_others_could_have_written_is_refused_whenever_it_comes(tokens, words):
+    file, path, secret = tokens
+    if "chmod" not in words and os.geteuid():
+        pytest.skip("only root gives files away")
+    good = path.read_text()
+    put_right = WAYS[words](path)
+    with pytest.raises(ListenError, match=words):
+        TokenFile(path).check()
+    assert file.find(secret).name == "robot", "the tokens that were known stay"
+    assert words in file.fault
+    assert str(path) in file.fault
+    second = make_token()
+    path.write_text(token_line("intruder", ("control",), second) + "\n")  # and so it is after each change
+    assert file.find(second) is None
+    assert file.find(secret).name == "robot"
+    put_right()
+    path.write_text(good)
+    assert file.find(secret).name == "robot"
+    assert file.fault == ""
+    path.write_text(token_line("arm", ("infer",), second) + "\n")
+    assert file.find(secret) is None
+    assert file.find(second).name == "arm"
+
+
+def test_a_pipe_in_the_place_of_the_file_holds_nobody_up(tokens):
+    file, path, secret = tokens
+    path.unlink()
+    os.mkfifo(path, 0o600)
+    assert file.find(secret) is None
+    with pytest.raises(ListenError, match="it is no file"):
+        TokenFile(path).check()
+
+
+def test_a_reload_looks_at_the_tokens_and_says_what_is_wrong(tmp_path):
+    path, secret = tmp_path / "tokens", make_token()
+    path.write_text(token_line("robot", ("infer",), secret) + "\n")
+    path.chmod(0o600)
+    listeners = Listeners(ListenConfig(unix=tmp_path / "s", tcp="127.0.0.1:0", tokens=path))
+    assert listeners.look() == ""
+    path.chmod(0o666)
+    assert "chmod go-w" in listeners.look()
+    assert "the tokens that were known stay" in listeners.look()
+    path.chmod(0o600)
+    path.write_text("")
+    assert "it lets nobody in" in listeners.look()
+    assert Listeners(ListenConfig(unix=tmp_path / "s")).look() == ""
 
 
 def test_a_wrong_line_takes_only_its_own_token_away(tokens):
@@ -295,8 +371,6 @@ def test_an_unknown_owner_or_group_is_named(tmp_path, key, text):
 
 
 def test_a_refused_token_file_gives_the_sockets_back(tmp_path):
-    from edged.config import ListenConfig
-
     listeners = Listeners(ListenConfig(unix=tmp_path / "s", tcp="127.0.0.1:0", tokens=tmp_path / "none"))
     with pytest.raises(ListenError, match="edgectl token"):
         listeners.claim()
