@@ -69,6 +69,22 @@ def copy_of(pages: Pages) -> Pages:
     return type(pages)(**{name: pool.clone() for name, pool in vars(pages).items()})
 
 
+def nothing_stored(pages: Pages) -> Pages:
+    """Pools of the same kind, as if nothing had been written: NaN, and bytes of the largest size."""
+    return type(pages)(
+        **{
+            name: torch.full_like(pool, float("nan") if pool.is_floating_point() else 127)
+            for name, pool in vars(pages).items()
+        }
+    )
+
+
+def assert_same_pages(got: Pages, expected: Pages, what: object) -> None:
+    """To the bit; `what` was done to them."""
+    for name, pool in vars(got).items():
+        assert torch.equal(pool.nan_to_num(7.0), getattr(expected, name).nan_to_num(7.0)), (what, name)
+
+
 @dataclass
 class Case:
     """One step: tensors of a one-layer arena, the batch and its queries."""

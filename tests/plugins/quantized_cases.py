@@ -36,14 +36,6 @@ def quantized_case(case: Case, kv_dtype: str) -> Case:
     return replace(case, pages=quantized_pages(case.pages, kv_dtype))
 
 
-def unwritten(pages: QuantizedPages) -> dict[str, torch.Tensor]:
-    """Pools as if nothing had been stored."""
-    return {
-        name: torch.full_like(pool, float("nan") if pool.is_floating_point() else 127)
-        for name, pool in vars(pages).items()
-    }
-
-
 def assert_quantized_pages_agree(got: QuantizedPages, expected: QuantizedPages):
     """Values to the bit; of keys, which were rotated before, a few may be rounded the other way."""
     assert torch.equal(got.values, expected.values)

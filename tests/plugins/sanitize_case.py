@@ -27,7 +27,7 @@ def main() -> None:
     sys.path[:0] = [str(here.parent.parent), str(here)]
     from decode_cases import gpu, make_case, random_parents
     from quantized_cases import quantized_case
-    from test_decode_step import run
+    from step_cases import run
 
     from plugins_trt.contract import SelectionRule
 

@@ -1,8 +1,19 @@
 import random
+from dataclasses import replace
 
 import pytest
 import torch
-from decode_cases import Case, array, copy_of, error, gpu, make_case, random_parents
+from decode_cases import (
+    Case,
+    array,
+    assert_same_pages,
+    copy_of,
+    error,
+    gpu,
+    make_case,
+    nothing_stored,
+    random_parents,
+)
 
 from plugins_trt.append import reference
 from plugins_trt.append.contract import Append
@@ -123,30 +134,36 @@ def test_a_ragged_step_equals_the_reference(norm, heads, kv_heads, dim, dtype):
         assert_pages_agree(case.pages, pages, 2e-3)
 
 
+def check_cuts(whole, cuts, **options):
+    """A prompt leaves the same pages whatever the sizes of its pieces, of which each of the cuts names some, in turn."""
+    run(whole, **options)
+    for sizes in cuts:
+        done, index = 0, 0
+        pages = nothing_stored(whole.pages)
+        while done < whole.tokens:
+            new = min(sizes[index % len(sizes)], whole.tokens - done)
+            index += 1
+            part = make_case(
+                [(done, new)],
+                kv_heads=whole.kv_heads,
+                dim=whole.dim,
+                device=str(whole.device),
+                appended=False,
+            )
+            rows = {name: getattr(whole, name)[done : done + new] for name in ("q", "k", "v")}
+            run(replace(part, pages=pages, tables=whole.tables, **rows), **options)
+            done += new
+        assert_same_pages(pages, whole.pages, sizes)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dim", [64, 128])
 def test_nothing_depends_on_how_a_prompt_is_cut(dim):
-    total = 777
-    whole = make_case([(0, total)], kv_heads=2, dim=dim, device="cuda", appended=False)
+    whole = make_case([(0, 777)], kv_heads=2, dim=dim, device="cuda", appended=False)
     norms = [1 + 0.3 * torch.randn(dim, device="cuda").to(whole.dtype) for _ in range(2)]
-    run(whole, norms=norms)
     rng = random.Random(0)
-    for sizes in ([64], [512], [1], [7, 100, 33, 1, 1, 1, 255], [rng.randrange(1, 90) for _ in range(50)]):
-        done, index = 0, 0
-        pages = Pages(*(torch.full_like(pool, float("nan")) for pool in vars(whole.pages).values()))
-        while done < total:
-            new = min(sizes[index % len(sizes)], total - done)
-            index += 1
-            part = make_case([(done, new)], kv_heads=2, dim=dim, device="cuda", appended=False)
-            part.pages, part.tables = pages, whole.tables
-            part.q, part.k, part.v = (x[done : done + new] for x in (whole.q, whole.k, whole.v))
-            run(part, norms=norms)
-            done += new
-        for name, pool in vars(pages).items():
-            assert torch.equal(pool.nan_to_num(7.0), getattr(whole.pages, name).nan_to_num(7.0)), (
-                sizes,
-                name,
-            )
+    random_sizes = [rng.randrange(1, 90) for _ in range(50)]
+    check_cuts(whole, ([64], [512], [1], [7, 100, 33, 1, 1, 1, 255], random_sizes), norms=norms)
 
 
 @pytest.mark.gpu

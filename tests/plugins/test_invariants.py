@@ -9,16 +9,16 @@ from dataclasses import replace
 import pytest
 import torch
 from chunk_cases import make_chunk
-from decode_cases import TOLERANCE, error, gpu, make_case, random_parents
+from decode_cases import TOLERANCE, error, gpu, make_case, nothing_stored, random_parents
+from step_cases import arguments as step_arguments
+from step_cases import attender_of, check_cuts, expected_of
+from step_cases import run as run_step
 from test_append import reference_of
 from test_decode_attention import expected_output
 from test_decode_attention import run as run_attention
 from test_decode_selection import check as check_selection
 from test_decode_selection import run as run_selection
 from test_decode_selection import scores_of
-from test_decode_step import arguments as step_arguments
-from test_decode_step import attender_of, expected_of
-from test_decode_step import run as run_step
 
 from plugins_trt.append.reference import Pages
 from plugins_trt.chunk_selection.reference import unpack_bitmap
@@ -143,7 +143,7 @@ def test_the_references_choose_alike_however_a_prompt_is_cut():
         token: choose(scores_of(whole, rule, query), rule) for query in queries for token in query[:1]
     }
     for size in (64, 512, 1100):
-        cut = Pages(*(torch.full_like(pool, float("nan")) for pool in vars(pages).values()))
+        cut = nothing_stored(pages)
         for start in range(0, length, size):
             rows = slice(start, min(start + size, length))
             part = make_case([(start, rows.stop - start)], heads=4, dim=64, appended=False)
@@ -189,28 +189,7 @@ def test_pieces_of_64_tokens_select_what_a_whole_chunk_selects(lse):
 @pytest.mark.gpu
 @pytest.mark.parametrize("rule", [None, SelectionRule(init_blocks=1, window=256, top_k=12, dense_below=700)])
 def test_a_prompt_gives_the_same_however_it_is_cut(rule):
-    length = 4196
-    whole = make_case([(0, length)], device="cuda", appended=False)
-    expected = run_step(whole, rule).float()
-    for size in (64, 512, 2048):
-        pages = Pages(*(torch.full_like(pool, float("nan")) for pool in vars(whole.pages).values()))
-        got = torch.empty_like(expected)
-        for start in range(0, length, size):
-            rows = slice(start, min(start + size, length))
-            part = make_case(
-                [(start, rows.stop - start)], tokens=size, max_pages=whole.tables.shape[1], device="cuda",
-                appended=False,
-            )  # fmt: skip
-            part.pages, part.tables = pages, whole.tables
-            for name in ("q", "k", "v"):
-                getattr(part, name)[: rows.stop - start] = getattr(whole, name)[rows]
-            got[rows] = run_step(part, rule).float()[: rows.stop - start]
-        for name, pool in vars(pages).items():
-            assert torch.equal(pool.nan_to_num(7.0), getattr(whole.pages, name).nan_to_num(7.0)), (size, name)
-        apart = (got - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)
-        assert float(apart.median()) < TOLERANCE["bfloat16"]
-        # (Blocks whose scores are within rounding of each other may be swapped.)
-        assert int((apart > 2 * TOLERANCE["bfloat16"]).sum()) <= length // 200
+    check_cuts(make_case([(0, 4196)], device="cuda", appended=False), rule)
 
 
 # ---------------------------------------------------------------- lengths

@@ -6,13 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 from decode_cases import TOLERANCE, copy_of, error, gpu, make_case, random_parents
-from quantized_cases import KV_DTYPES, assert_quantized_pages_agree, quantized_case, unwritten
-from test_append import reference_of
+from quantized_cases import KV_DTYPES, assert_quantized_pages_agree, quantized_case
+from test_append import check_cuts, reference_of
 from test_append import run as run_append
 from test_decode_attention import expected_output, random_choice
 from test_decode_attention import run as run_attention
 
-from plugins_trt.append.reference import QuantizedPages
 from plugins_trt.arena import Arena, page_bytes
 from plugins_trt.commit.contract import Commit
 from plugins_trt.commit.launch import Committer
@@ -150,26 +149,10 @@ def test_rows_of_every_size_are_rounded_as_the_reference_does(kv_dtype):
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("dim", [64, 128])
 def test_nothing_depends_on_how_a_prompt_is_cut(kv_dtype, dim):
-    total = 777
-    whole = make_case([(0, total)], kv_heads=2, dim=dim, device="cuda", appended=False)
-    whole = quantized_case(whole, kv_dtype)
-    run_append(whole)
+    whole = make_case([(0, 777)], kv_heads=2, dim=dim, device="cuda", appended=False)
     rng = random.Random(0)
-    for sizes in ([64], [1], [7, 100, 33, 1, 1, 1, 255], [rng.randrange(1, 90) for _ in range(50)]):
-        done, index = 0, 0
-        pages = QuantizedPages(**unwritten(whole.pages))
-        while done < total:
-            new = min(sizes[index % len(sizes)], total - done)
-            index += 1
-            part = make_case([(done, new)], kv_heads=2, dim=dim, device="cuda", appended=False)
-            rows = {name: getattr(whole, name)[done : done + new] for name in ("q", "k", "v")}
-            run_append(replace(part, pages=pages, tables=whole.tables, **rows))
-            done += new
-        for name, pool in vars(pages).items():
-            assert torch.equal(pool.nan_to_num(7.0), getattr(whole.pages, name).nan_to_num(7.0)), (
-                sizes,
-                name,
-            )
+    random_sizes = [rng.randrange(1, 90) for _ in range(50)]
+    check_cuts(quantized_case(whole, kv_dtype), ([64], [1], [7, 100, 33, 1, 1, 1, 255], random_sizes))
 
 
 @pytest.mark.gpu

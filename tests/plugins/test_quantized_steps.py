@@ -12,14 +12,11 @@ from quantized_cases import (
     assert_quantized_pages_agree,
     quantized_case,
     quantized_pages,
-    unwritten,
 )
+from step_cases import GENEROUS, RULE, assert_rows_agree, check_cuts, check_replay, expected_of
+from step_cases import run as run_step
 from test_chunk_attention import RAGGED, random_blocks
-from test_decode_step import GENEROUS, RULE, assert_rows_agree, attender_of, expected_of
-from test_decode_step import arguments as step_arguments
-from test_decode_step import run as run_step
 
-from plugins_trt.append.reference import QuantizedPages
 from plugins_trt.chunk_selection.reference import pack_bitmap, unpack_bitmap
 from plugins_trt.contract import SelectionRule
 
@@ -137,59 +134,11 @@ def test_a_step_equals_the_references(kv_dtype, layout, rule, step):
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("rule", [None, SelectionRule(init_blocks=1, window=256, top_k=12, dense_below=700)])
 def test_a_prompt_gives_the_same_however_it_is_cut(kv_dtype, rule):
-    length = 4196
-    whole = quantized_case(make_case([(0, length)], device="cuda", appended=False), kv_dtype)
-    expected = run_step(whole, rule).float()
-    for size in (64, 512, 2048):
-        pages = QuantizedPages(**unwritten(whole.pages))
-        got = torch.empty_like(expected)
-        for start in range(0, length, size):
-            rows = slice(start, min(start + size, length))
-            part = make_case(
-                [(start, rows.stop - start)], tokens=size, max_pages=whole.tables.shape[1], device="cuda",
-                appended=False,
-            )  # fmt: skip
-            part.pages, part.tables = pages, whole.tables
-            for name in ("q", "k", "v"):
-                getattr(part, name)[: rows.stop - start] = getattr(whole, name)[rows]
-            got[rows] = run_step(part, rule).float()[: rows.stop - start]
-        for name, pool in vars(pages).items():
-            assert torch.equal(pool.nan_to_num(7.0), getattr(whole.pages, name).nan_to_num(7.0)), (size, name)
-        apart = (got - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)
-        assert float(apart.median()) < TOLERANCE["bfloat16"]
-        # (Blocks whose scores are within rounding of each other may be swapped.)
-        assert int((apart > 2 * TOLERANCE["bfloat16"]).sum()) <= length // 200
+    check_cuts(quantized_case(make_case([(0, 4196)], device="cuda", appended=False), kv_dtype), rule)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_a_graph_replayed_over_many_tokens_leaves_what_one_chunk_leaves(kv_dtype):
-    rig, first, steps = gpu(), 200, 600
-    whole = quantized_case(make_case([(0, first + steps)], device="cuda", appended=False), kv_dtype)
-    rule = SelectionRule(window=128, top_k=8, dense_below=512)
-    chunk = run_step(whole, rule)
-    pages = QuantizedPages(**unwritten(whole.pages))
-    prompt = make_case([(0, first)], device="cuda", appended=False)
-    rows = {name: getattr(whole, name)[:first].contiguous() for name in ("q", "k", "v")}
-    run_step(replace(prompt, pages=pages, tables=whole.tables, **rows), rule)
-    step = replace(make_case([(first, 1)], device="cuda", appended=False), pages=pages, tables=whole.tables)
-    args, out = step_arguments(step, rule, rig.kernels.multiprocessors)
-    lengths, positions = step.keep[-2:]  # the batch's, made last
-    attender, stream = attender_of(step), torch.cuda.ExternalStream(rig.stream.handle)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        attender(args, rig.stream)
-        lengths += 1
-        positions += 1
-    got = torch.empty(steps, 32, 128, device="cuda")
-    with torch.cuda.stream(stream):
-        for index in range(steps):
-            for mine, all_of in ((step.q, whole.q), (step.k, whole.k), (step.v, whole.v)):
-                mine.copy_(all_of[first + index : first + index + 1])
-            graph.replay()
-            got[index] = out[0]
-        stream.synchronize()
-    for name, pool in vars(pages).items():
-        assert torch.equal(pool.nan_to_num(7.0), getattr(whole.pages, name).nan_to_num(7.0)), name
-    assert_rows_agree(got, chunk[first:].float(), "bfloat16")
+    whole = quantized_case(make_case([(0, 800)], device="cuda", appended=False), kv_dtype)
+    check_replay(whole, SelectionRule(window=128, top_k=8, dense_below=512), first=200)
