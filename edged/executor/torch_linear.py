@@ -138,8 +138,9 @@ class CpuLinear:
             torch.bmm(cut, views.x_batched, out=views.out_batched)
         elif views.out_by_rows is not None and layer.name in self._by_rows[views.row_class]:
             views.out.copy_(torch.mm(views.x, layer.weight.t(), out=views.out_by_rows))
-        elif views.x.shape[0] == 1:
-            torch.mv(layer.weight, views.x[0], out=views.out[0])
+        elif views.only_row is not None:
+            x, out = views.only_row
+            torch.mv(layer.weight, x, out=out)
         elif views.is_feature_major:
             torch.mm(layer.weight, views.x_transposed, out=views.out_transposed)
         else:

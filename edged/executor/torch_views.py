@@ -78,6 +78,7 @@ class LinearViews:
     out: torch.Tensor  # [rows, out]
     x_transposed: torch.Tensor  # [in, rows]
     out_transposed: torch.Tensor  # [out, rows]
+    only_row: tuple[torch.Tensor, torch.Tensor] | None = None  # [in] and [out], where there is one row
     row_class: int = -1  # of products that may be cut, whose views are here
     x_batched: torch.Tensor | None = None  # [batches, in, rows]
     out_batched: torch.Tensor | None = None  # [batches, out / batches, rows]
@@ -131,6 +132,7 @@ class LinearViews:
             out,
             x.t(),
             out.t(),
+            (x[0], out[0]) if rows == 1 else None,
             few,
             x_batched,
             out_batched,
