@@ -16,6 +16,7 @@ from typing import Any
 from edged.config import Config
 from edged.config_schema import allowed_values, field_types, is_required, without_none
 from edged.units import exact_duration, exact_size
+from edged.whole_file import write_whole
 
 BEGIN = "<!-- config:begin -->"
 END = "<!-- config:end -->"
@@ -81,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.write is None:
         sys.stdout.write(reference())
     else:
-        options.write.write_text(replaced(options.write.read_text("utf-8")), "utf-8")
+        write_whole(options.write, replaced(options.write.read_text("utf-8")))
     return 0
 
 

@@ -227,8 +227,11 @@ def _held(folder: Path) -> dict[str, dict[str, object]]:
 def _replace(path: Path, content: bytes) -> None:
     """Writes a file that another process may be reading."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_bytes(content)
-    fresh.replace(path)
+    try:
+        fresh.write_bytes(content)
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)  # of a disk that is full
 
 
 def _pool(compiler: Compiler, workers: int) -> Executor:

@@ -21,6 +21,7 @@ from edged.cli.terminal import show
 from edged.client import Client
 from edged.errors import NotFoundError
 from edged.v1 import control_pb2
+from edged.whole_file import write_whole
 
 _WORDS = (
     "the sea is calm and a robot walks along the shore where people build small boats of wood, paint them blue "
@@ -166,7 +167,7 @@ def command(
             "max_sequences": served.max_sequences,
         }
         content = {"settings": settings, "daemon": daemon, "figures": result, "requests": as_rows(outcomes)}
-        json_file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_whole(json_file, json.dumps(content, indent=1) + "\n")
     if plot is not None:
         draw(outcomes, title, plot)
     return ExitCode.DONE if set(result["requests"]) == {"OK"} else ExitCode.NO

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from edged.cli.bench_report import token_gaps
 from edged.errors import FailedPreconditionError
+from edged.whole_file import whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +56,8 @@ def draw(outcomes: Sequence[Outcome], title: str, file: Path) -> None:
         gaps, [gap for outcome in answered for gap in token_gaps(outcome)], "time between tokens (ms)"
     )
     _over_time(over_time, outcomes)
-    figure.savefig(file, format="svg")
+    with whole_file(file) as opened:
+        figure.savefig(opened, format="svg")
     plt.close(figure)
 
 

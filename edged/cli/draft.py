@@ -12,6 +12,7 @@ from edged.cli.progress import ProgressBars
 from edged.cli.terminal import note, say_error
 from edged.errors import EdgedError, InvalidArgumentError
 from edged.units import format_size
+from edged.whole_file import write_whole
 
 _ACTIONS = ("train", "rank")
 
@@ -156,7 +157,7 @@ def _rank(model: Path, destination: Path, text: list[Path], size: int) -> int:
         ids, share = rank_tokens(
             documents, Tokenizer.load(model), vocabulary=vocabulary, size=size or max(1, vocabulary // 4)
         )
-        destination.write_text(json.dumps(ids) + "\n", "utf-8")
+        write_whole(destination, json.dumps(ids) + "\n")
     except InvalidArgumentError as error:
         say_error(error.message)
         return ExitCode.USAGE if error.field == "size" else ExitCode.FILE

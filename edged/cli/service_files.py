@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edged.errors import FailedPreconditionError
+from edged.whole_file import write_whole
 
 MARK = "# Installed by `edgectl service install`; `edgectl service uninstall` removes it.\n"
 """First line of what is written, so that nothing of anybody else is removed."""
@@ -127,10 +128,7 @@ def write_plan(plan: Plan, root: Path) -> list[Path]:
     for path, content in plan.files.items():
         place = root / path
         place.parent.mkdir(parents=True, exist_ok=True)
-        partial = place.with_name(f".{place.name}.new")
-        partial.write_text(content, "utf-8")
-        partial.chmod(0o644)
-        partial.replace(place)
+        write_whole(place, content, 0o644)
         written.append(place)
     for folder in plan.folders:
         (root / folder).mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import platform
 import re
 import subprocess
@@ -20,6 +19,7 @@ import typer
 from edged import __version__
 from edged.cli.exit_codes import ExitCode
 from edged.cli.options import AddressOption
+from edged.whole_file import whole_file
 
 _SECRETS = (
     (re.compile(r"edged_(?=[a-z_]*[A-Z0-9-])[A-Za-z0-9_-]{43}"), "[token]"),
@@ -99,9 +99,7 @@ def command(
     place = (output or Path(f"edged-support-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")).expanduser()
     config = config or Path("/etc/edged/edged.yaml")
     # Nobody else's to read from its first byte on.
-    descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
-        os.fchmod(descriptor, 0o600)
+    with whole_file(place, 0o600) as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
         for name, content in _content(config, address):
             data = without_secrets(content).encode("utf-8", "replace")[:_LIMIT]
             member = tarfile.TarInfo(f"edged-support/{name}")

@@ -10,6 +10,7 @@ import typer
 from edged.cli.exit_codes import ExitCode
 from edged.config import SCOPES
 from edged.server.tokens import make_token, token_line
+from edged.whole_file import write_whole
 
 
 def command(
@@ -49,9 +50,6 @@ def command(
     if output is None:
         sys.stderr.write(f"the token, which is kept nowhere: {token}\n")
     else:
-        output = output.expanduser()
-        output.touch(mode=0o600)
-        output.chmod(0o600)
-        output.write_text(token + "\n", "utf-8")
+        write_whole(output.expanduser(), token + "\n", 0o600)
     sys.stdout.write(token_line(name, wanted, token) + "\n")
     return ExitCode.DONE

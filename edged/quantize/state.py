@@ -24,6 +24,7 @@ from edged.checkpoint.safetensors_files import WeightFiles
 from edged.checkpoint.safetensors_header import TensorSpec
 from edged.checkpoint.safetensors_writer import SafetensorsWriter, fsync_folder
 from edged.errors import CheckpointError
+from edged.whole_file import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -183,13 +184,7 @@ class State:
                 path.unlink(missing_ok=True)
 
     def _write(self, name: str, content: str) -> None:
-        path = self.folder / name
-        partial = path.with_suffix(".partial")
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        write_whole(self.folder / name, content)
         fsync_folder(self.folder)
 
     def _size(self) -> int:

@@ -6,8 +6,10 @@ import json
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from edged.checkpoint.model_folder import new_folder, publish, write_json
 from edged.errors import CheckpointError
 from edged.models.eagle import Eagle
 from edged.speculation.eagle_layer import first_weights
@@ -46,9 +48,10 @@ def write_draft(
         weights: By their names in the layout, fp32 on the CPU.
         token_map: Frequent token ids.
         notes: What ``config.json`` says of the training.
+
+    Raises:
+        CheckpointError: The disk has no room, or refuses something; nothing of it is left.
     """
-    part = destination.with_name(destination.name + ".part")
-    part.mkdir(exist_ok=True)
     config = json.loads((model / "config.json").read_text("utf-8"))
     kept = {key: value for key, value in config.items() if key in _KEPT_KEYS}
     mup = a.model_type == "minicpm"
@@ -63,15 +66,16 @@ def write_draft(
     }
     if mup:
         kept["mup_denominator"] = a.layers + 1
-    (part / "config.json").write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
-    (part / TOKEN_MAP).write_text(json.dumps(list(token_map)) + "\n", "utf-8")
-    save_file({name: _halved(each) for name, each in weights.items()}, part / "model.safetensors")
-    Eagle.read(part, a)  # what the daemon would refuse is not written
-    if destination.exists():
-        for file in destination.iterdir():
-            file.unlink()
-        destination.rmdir()
-    part.rename(destination)
+    kept_weights = {name: _halved(each) for name, each in weights.items()}
+    try:
+        with new_folder(destination, sum(each.nbytes for each in kept_weights.values())) as part:
+            write_json(part / "config.json", kept)
+            (part / TOKEN_MAP).write_text(json.dumps(list(token_map)) + "\n", "utf-8")
+            save_file(kept_weights, part / "model.safetensors")
+            Eagle.read(part, a)  # what the daemon would refuse is not written
+            publish(part, destination)
+    except SafetensorError as error:  # a full disk, in the library's words
+        raise CheckpointError(f"{destination}: cannot be written: {error}") from error
 
 
 def first_weights_of(folder: Path, a: Architecture) -> dict[str, torch.Tensor]:

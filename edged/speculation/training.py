@@ -22,6 +22,7 @@ import torch
 
 from edged.checkpoint.chat_template import ChatTemplate
 from edged.checkpoint.tokenizer import Tokenizer
+from edged.errors import CheckpointError
 from edged.executor.torch_batch import BatchModel, device_of
 from edged.models.architecture import Architecture
 from edged.speculation.draft_files import first_weights_of, write_draft
@@ -33,6 +34,7 @@ from edged.speculation.training_data import TrainingData
 from edged.speculation.training_plan import HELD_OUT, TrainingPlan
 from edged.speculation.training_prompts import Prompts, asked, chat_frame, make_prompts
 from edged.speculation.training_step import Batch, TrainingStep
+from edged.whole_file import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -154,7 +156,7 @@ class DraftTrainer:
         if said.exists() and json.loads(said.read_text("utf-8")) != digest:
             for file in self._work.iterdir():
                 file.unlink()
-        said.write_text(json.dumps(digest))
+        write_whole(said, json.dumps(digest))
 
     def _ask_itself(self) -> None:
         """Put chats in which the model plays the user in the place of some prompts."""
@@ -332,10 +334,21 @@ def _share(done: int, total: int) -> float:
 
 
 def _replace(file: Path, write: Callable[[Path], object]) -> None:
-    """Write a file as a whole or not at all."""
+    """Write a file as a whole or not at all.
+
+    Raises:
+        CheckpointError: The disk refuses it.
+    """
     part = file.with_name(file.name + ".part")
-    write(part)
-    part.replace(file)
+    try:
+        write(part)
+        part.replace(file)
+    except (OSError, RuntimeError) as error:  # the latter is torch's word for a full disk
+        raise CheckpointError(
+            f"{file}: cannot be written: {error}; once it can, the same command goes on from what there is"
+        ) from error
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _save_prompts(file: Path, *, prompts: Prompts) -> None:

@@ -6,6 +6,7 @@ import json
 import random
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -257,3 +258,41 @@ def test_edgectl_says_that_there_is_no_gpu(tmp_path, capsys):
     assert "finds 0 CUDA devices here" in " ".join(capsys.readouterr().err.split())
     assert app([*arguments, "--device", "gpu"], standalone_mode=False) == 64
     assert "device 'gpu' is not known" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_draft_that_cannot_be_written_leaves_nothing_and_the_one_before(tmp_path, monkeypatch):
+    """Also where the library, and not the system, says that the disk is full."""
+    from safetensors import SafetensorError
+
+    from edged.speculation import draft_files
+
+    model, destination = tmp_path / "model", tmp_path / "draft"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    destination.mkdir()
+    (destination / "config.json").write_text("the one before")
+    architecture = SimpleNamespace(model_type="llama", head_dim=8, layers=1)
+    for fault in (SafetensorError("I/O error: no space"), OSError(28, "No space left on device")):
+
+        def fail(*_, fault=fault):
+            raise fault
+
+        monkeypatch.setattr(draft_files, "save_file", fail)
+        with pytest.raises(CheckpointError, match=r"cannot be written: .*pace"):
+            draft_files.write_draft(destination, model, architecture, {}, token_map=(1,), notes={})
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["draft", "model"]
+        assert (destination / "config.json").read_text() == "the one before"
+
+
+def test_a_state_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path):
+    from edged.speculation.training import _replace
+
+    def write(part):
+        part.write_text("half")
+        raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
+
+    (tmp_path / "state").write_text("before")
+    with pytest.raises(CheckpointError, match=r"state: cannot be written: .* goes on from what there is"):
+        _replace(tmp_path / "state", write)
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+    assert (tmp_path / "state").read_text() == "before"
