@@ -101,8 +101,9 @@ class AsyncGeneration:
             EdgedError: That error, or that the time is over.
             CancelledError: Somebody has called ``cancel``.
         """
+        pause = self._attempts.pause(error)
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._cancelled.wait(), self._attempts.pause(error))
+            await asyncio.wait_for(self._cancelled.wait(), pause)
         if self._cancelled.is_set():
             raise CancelledError("the client cancelled the request")
         try:
