@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 OPTIONS: tuple[tuple[str, int], ...] = (
     # Several tries within the second or two that a daemon takes to start again.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # What a connection may take, whatever its name says: with TLS over a slow network, or to a machine that is busy.
+    ("grpc.min_reconnect_backoff_ms", 10_000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     # A new client asks the daemon, not the memory of an earlier client's failures.
     ("grpc.use_local_subchannel_pool", 1),
