@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from cuda_models import SMALL, WIDE, write_model
 from executor_runner import Runner
+from fixtures.held_buffers import check_buffers
 from host_device import HostDevice
 from test_cuda_trees import assert_greedy
 from test_trees import tree_batch
@@ -315,9 +316,7 @@ def test_buffers_are_those_of_the_plan(executors):
             *step_buffers(executor.plan),
             *draft_buffers(executor.plan),
         )
-        assert {spec.name for spec in specs} == set(executor.buffers)
-        for spec in specs:
-            assert executor.buffers[spec.name].untyped_storage().nbytes() == spec.nbytes
+        check_buffers(executor.buffers, specs)
 
 
 def test_what_the_kernels_do_not_do_is_refused(folders):

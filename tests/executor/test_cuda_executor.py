@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from cuda_models import ERROR, FEW, MODELS, PROMPT, SETTINGS, SMALL, CudaExecutors, error, write_model
 from executor_runner import Runner, load
+from fixtures.held_buffers import check_buffers
 from host_device import HostDevice
 
 from edged.config import AttentionConfig, ModelConfig
@@ -180,9 +181,7 @@ def test_buffers_are_those_of_the_plan(executors):
     for attention in (AttentionConfig(), FEW):
         executor = executors("small", "float16", attention)
         specs = (*weight_buffers(executor.plan), *step_buffers(executor.plan))
-        assert {spec.name for spec in specs} == set(executor.buffers)
-        for spec in specs:
-            assert executor.buffers[spec.name].untyped_storage().nbytes() == spec.nbytes
+        check_buffers(executor.buffers, specs)
 
 
 def test_buckets_are_powers_of_two_and_the_longest_step():
