@@ -71,7 +71,6 @@ def write_model(folder: Path, config=SMALL) -> Path:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_rows_are_the_bytes_that_the_executor_allocates(tmp_path, dtype):
-
     from edged.executor.torch_executor import TorchExecutor
 
     settings = {"dtype": dtype, "context_length": 200, "max_sequences": 3, "prefill_chunk": 32}
