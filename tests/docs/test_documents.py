@@ -19,6 +19,7 @@ FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 CODE = re.compile(r"`([^`\n]+)`")
+INDENTED = re.compile(r"^ {4}(\S.*)$", re.MULTILINE)
 FOLDERS = ("edged", "plugins_trt", "protos", "deploy", "tests", "bench", "docs", "examples")
 
 
@@ -40,9 +41,10 @@ def anchors(document: Path) -> set[str]:
 
 
 def code_of(document: Path) -> list[str]:
-    """What stands in code: spans, and lines of blocks."""
-    text = document.read_text()
-    return [*CODE.findall(FENCE.sub("", text)), *"\n".join(FENCE.findall(text)).splitlines()]
+    """What stands in code: spans, and lines of blocks, options on lines of their own with the command before them."""
+    text = re.sub(r"\n +(?=\[--)", " ", document.read_text())
+    prose = FENCE.sub("", text)
+    return [*CODE.findall(prose), *INDENTED.findall(prose), *"\n".join(FENCE.findall(text)).splitlines()]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
@@ -85,7 +87,9 @@ def test_targets_of_make_exist(document):
 def test_commands_of_edgectl_and_their_options_exist(document):
     wrong = []
     for code in code_of(document):
-        for name, rest in re.findall(r"\bedgectl(?: --[a-z-]+ \S+)* ([a-z-]+)([^|#;]*)", code):
+        for name, rest in re.findall(
+            r"\bedgectl(?: --[a-z-]+ \S+)* ([a-z-]+)(.*?)(?= \||\s#|;|\bedgectl\b|$)", code
+        ):
             if name not in COMMANDS:
                 wrong.append(f"edgectl {name}")
                 continue
