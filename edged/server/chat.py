@@ -133,10 +133,13 @@ def read_json_object(text: str, where: str) -> dict[str, Any]:
     """Parse the JSON text of an object.
 
     Raises:
-        InvalidArgumentError: It is none, or JSON that UTF-8 or a number cannot hold; ``field`` is ``where``.
+        InvalidArgumentError: It is none, has a key twice in one object, or is JSON that UTF-8 or a number cannot hold;
+            ``field`` is ``where``.
     """
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        value = json.loads(
+            text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique
+        )
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
@@ -222,3 +225,13 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{text[:_SHOWN]} is too large a number")
     return number
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object in which nothing is lost: of two equal keys a reader would keep the last."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        left = set(value)
+        twice = next(name for name, _ in pairs if name not in left or left.remove(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {clip(twice, 100)!r} comes twice in one object")
+    return value

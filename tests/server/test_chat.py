@@ -111,6 +111,7 @@ def test_messages_that_no_template_takes(chat, field):
         ("[1]", "is [1]; give the JSON text of an object"),
         ('"x"', "give the JSON text of an object"),
         ("null", "give the JSON text of an object"),
+        ('{"x": {"y": 1, "y": 2}}', "the key 'y' comes twice"),
         ('{"x": NaN}', "NaN is no JSON number"),
         ('{"x": -Infinity}', "-Infinity is no JSON number"),
         ('{"x": 1e999}', "too large a number"),

@@ -10,8 +10,8 @@ import functools
 import json
 import math
 import random
-import re
 import time
+from typing import Any
 
 import llguidance
 import msgspec
@@ -29,15 +29,32 @@ from edged.decoding.constraints.base import (
     schema_grammar,
 )
 from edged.decoding.constraints.growth import refuse_growth
-from edged.decoding.constraints.lark_check import endless_rule
+from edged.decoding.constraints.lark_check import endless_rule, json_places
 from edged.decoding.constraints.ready_made import READY_MADE_GRAMMARS
-from edged.decoding.constraints.schema_check import exact, read_schema
+from edged.decoding.constraints.schema_check import check_schema
+from edged.decoding.constraints.schema_exact import exact
+from edged.decoding.constraints.schema_keys import refuse_lost_keys
+from edged.decoding.constraints.schema_reading import read_json, read_json_at
 from edged.decoding.constraints.tool_grammar import ToolCalls, tool_grammar
 from edged.errors import InvalidArgumentError
 
 _TRIAL_STEPS = 48
 _TRIAL_SECONDS = 0.1
 _SHOWN = 400
+_REASONS = {
+    "coerce_one_of": (
+        "oneOf cannot be enforced where one JSON may fit several of its schemas; tell them apart by a type or a constant, or "
+        "use anyOf"
+    ),
+    "schema too large": (
+        "its anyOf, oneOf and allOf, multiplied out, make more than 16000 schemas; say it with fewer alternatives"
+    ),
+    "Current row has": (
+        f"more than {LIMITS['max_items_in_row']} alternatives come together at one place, as in an object of 500 optional "
+        "properties or an anyOf of 180 objects; make some required, or nest them"
+    ),
+}
+"""What llguidance says, by a part of it, in words of a constraint."""
 _END = 256
 
 
@@ -87,11 +104,9 @@ def check(kind: str, text: str, *, seconds: float = math.inf) -> str:
     matcher = llguidance.LLMatcher(small_tokenizer(special), grammar, log_level=0, limits=limits)
     if matcher.is_error():
         reason = _first_lines(matcher.get_error())
-        if "coerce_one_of" in reason:
-            reason = (
-                "oneOf cannot be enforced where one JSON may fit several of its schemas; tell them apart by a type or a "
-                "constant, or use anyOf"
-            )
+        for sign, words in _REASONS.items():
+            if sign in reason:
+                reason = words
         raise _refusal(kind, f"is refused: {reason}")
     warnings = matcher.get_grammar_warnings()
     if warnings:
@@ -103,7 +118,7 @@ def check(kind: str, text: str, *, seconds: float = math.inf) -> str:
 
 def _grammar(kind: str, text: str) -> str:
     if kind == JSON_SCHEMA:
-        return schema_grammar(exact(read_schema(text)))
+        return schema_grammar(enforced(read_json(text)))
     if kind == REGEX:
         if not text:
             raise _refusal(kind, "is empty; give an expression that an answer can match")
@@ -115,33 +130,51 @@ def _grammar(kind: str, text: str) -> str:
             raise _refusal(
                 kind, f"never comes to an end: no alternative of the rule {rule} is without itself; add one"
             )
-        _check_schemas(text)
-        return lark_grammar(text)
+        return lark_grammar(_with_exact_schemas(text))
     if kind == CHOICE:
         return choice_grammar(json.loads(text))
     if kind == TOOL_CALLS:
-        return lark_grammar(tool_grammar(msgspec.json.decode(text, type=ToolCalls)))
+        return lark_grammar(tool_grammar(msgspec.json.decode(text, type=ToolCalls), enforced))
     if kind == READY_MADE and text in READY_MADE_GRAMMARS:
         return READY_MADE_GRAMMARS[text]
     raise _refusal(kind, f"is {text[:60]!r}; use one of {', '.join(READY_MADE_GRAMMARS)}")
 
 
-def _check_schemas(lark: str) -> None:
-    """Hold the schemas inside a grammar to what those on their own are held to.
+def enforced(schema: Any) -> Any:  # noqa: ANN401 - any JSON
+    """A schema as llguidance takes it.
+
+    Args:
+        schema: As :func:`~edged.decoding.constraints.schema_reading.read_json` has read it.
+
+    Raises:
+        InvalidArgumentError: It cannot be enforced.
+    """
+    places = check_schema(schema)
+    refuse_lost_keys(schema, places, small_tokenizer())
+    return exact(schema)
+
+
+def _with_exact_schemas(lark: str) -> str:
+    """The grammar, whose schemas are held to what those on their own are held to, and said as they are.
 
     Raises:
         InvalidArgumentError: One cannot be enforced.
     """
-    for found in re.finditer(r"%json\s*(?=\{)", lark):
+    result, done = [], 0
+    for start in json_places(lark):
+        if start < done:
+            continue  # inside of the one before
         try:
-            schema, _ = json.JSONDecoder().raw_decode(lark, found.end())
-        except (ValueError, RecursionError):
-            continue  # llguidance says what is wrong with it, or it stands in a text
-        schema.pop("x-guidance", None)
-        try:
-            read_schema(json.dumps(schema))
+            schema, end = read_json_at(lark, start)
+            if isinstance(schema, dict):
+                layout = {"x-guidance": schema.pop("x-guidance")} if "x-guidance" in schema else {}
+                result += [lark[done:start], json.dumps({**enforced(schema), **layout}, ensure_ascii=False)]
+                done = end
+        except ValueError:
+            continue  # llguidance says what is wrong with it
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"{LARK}: {error.message}", field=LARK) from None
+    return "".join([*result, lark[done:]])
 
 
 def _try(matcher: llguidance.LLMatcher, kind: str, seconds: float) -> None:
@@ -160,6 +193,7 @@ def _try(matcher: llguidance.LLMatcher, kind: str, seconds: float) -> None:
             reason = _first_lines(matcher.get_error())
             if "NoExtension" in reason:
                 raise _refusal(kind, "allows no text at all")
+            reason = next((words for sign, words in _REASONS.items() if sign in reason), reason)
             raise _refusal(kind, f"is too complex or never ends: {reason}")
         # Single bytes, the longest way, and marks.
         allowed = [token for token in (*range(_END), *range(marks, mask.bit_length())) if mask >> token & 1]
@@ -168,7 +202,9 @@ def _try(matcher: llguidance.LLMatcher, kind: str, seconds: float) -> None:
                 raise _refusal(kind, "allows no text but the empty one")
             return
         if not matcher.consume_token(generator.choice(allowed)):
-            raise _refusal(kind, f"is too complex: {_first_lines(matcher.get_error())}")
+            reason = _first_lines(matcher.get_error())
+            reason = next((words for sign, words in _REASONS.items() if sign in reason), reason)
+            raise _refusal(kind, f"is too complex: {reason}")
         if matcher.is_stopped() or time.process_time() > end:
             return
 

@@ -23,16 +23,19 @@ _SECONDS = 0.3
 _TOKENS = 256
 _LONGEST = 10
 _END = 256
-_LIMITS = {**LIMITS, "max_lexer_states": 5000, "max_items_in_row": 150}
+_LIMITS = {**LIMITS, "max_lexer_states": 5000}
 """A counted repetition has a state for each count, so an answer passes some with every token; an expression that explodes
-passes dozens. A grammar with few ambiguities has a few dozen items in a row, one that grows has as many as tokens."""
-_WHY = {
-    "too many states": (
-        "its expression has a state for each combination of what an answer has said so far, as .*a.{200}b has; bound the "
-        "repetition before the counted one, or count less"
-    ),
-    "items": "it is ambiguous: an answer has more parses with every token; write it so that a text has one",
-}
+passes dozens."""
+_ITEMS = range(100, 250, 25)
+"""Of a row. A grammar with few ambiguities has a few dozen, and a wide one (an object of a hundred optional properties) passes
+several of these bounds with one token. One that grows has as many as tokens: it passes each bound later than the last."""
+_MOST_AT_ONCE = 1
+"""Bounds that one that grows may pass with the token that passed another."""
+_STATES = (
+    "its expression has a state for each combination of what an answer has said so far, as .*a.{200}b has; bound the "
+    "repetition before the counted one, or count less"
+)
+_PARSES = "it is ambiguous: an answer has more parses with every token; write it so that a text has one"
 
 
 class _LongTokens:
@@ -83,22 +86,49 @@ def refuse_growth(
     tokenizer = llguidance.LLTokenizer(
         llguidance.TokenizerWrapper(vocabulary), n_vocab=len(vocabulary.tokens), eos_token=_END
     )
-    start = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=llguidance.LLParserLimits(**_LIMITS))
     preferred = {*own, *range(_END + 1, len(vocabulary.tokens))}
+    steps: set[int] = set()
+    for passed, items in enumerate(_ITEMS):
+        if passed - len(steps) > _MOST_AT_ONCE:
+            return
+        limits = llguidance.LLParserLimits(**{**_LIMITS, "max_items_in_row": items})
+        start = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+        step, error = _answer(start, preferred, len(vocabulary.tokens), end)
+        if "too many states" in error:
+            raise _refusal(kind, _STATES)
+        if "items" not in error:
+            return
+        steps.add(step)
+    raise _refusal(kind, _PARSES)
+
+
+def _answer(start: llguidance.LLMatcher, preferred: set[int], vocabulary: int, end: float) -> tuple[int, str]:
+    """Write the same answer every time, as far as the limits allow: the tokens it got to, and what stopped it.
+
+    Args:
+        start: The grammar at its start.
+        preferred: Tokens that it takes mostly.
+        vocabulary: How many tokens there are.
+        end: Of the process's time; a trial without a verdict then.
+    """
+    generator = random.Random(0)  # noqa: S311 - as above
     matcher = start.deep_copy()
-    for _ in range(_STEPS):
+    for step in range(1, _STEPS + 1):
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
-        allowed = [token for token in range(len(vocabulary.tokens)) if mask >> token & 1 and token != _END]
+        allowed = [token for token in range(vocabulary) if mask >> token & 1 and token != _END]
         liked = [token for token in allowed if token in preferred]
         if allowed:
             matcher.consume_token(generator.choice(liked if liked and generator.random() < 0.9 else allowed))
-        error = matcher.get_error() if matcher.is_error() else ""
-        for sign, why in _WHY.items():
-            if sign in error:
-                raise InvalidArgumentError(
-                    f"{kind}: the constraint is refused, for it grows with the answer: {why}", field=kind
-                )
-        if error or time.process_time() > end:
-            return
+        if matcher.is_error():
+            return step, matcher.get_error()
+        if time.process_time() > end:
+            break
         if not allowed or matcher.is_stopped():
             matcher = start.deep_copy()
+    return _STEPS, ""
+
+
+def _refusal(kind: str, why: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{kind}: the constraint is refused, for it grows with the answer: {why}", field=kind
+    )

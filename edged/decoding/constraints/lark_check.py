@@ -8,7 +8,10 @@ alternatives holds productive parts alone. Syntax is llguidance's to judge; what
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _TOKENS = re.compile(
     r"""
@@ -23,6 +26,7 @@ _TOKENS = re.compile(
     """,
     re.VERBOSE,
 )
+_BLANK = re.compile(r"\s*")
 _MOST_TOKENS = 200_000
 _OTHER_SYNTAX = frozenset({"%json", "%regex", "%lark", "%llguidance", "%override", "%extend"})
 
@@ -52,6 +56,18 @@ def endless_rule(lark: str) -> str | None:
             productive.add(name)
             waiting.extend(users.get(name, ()))
     return None if "start" in productive else "start"
+
+
+def json_places(lark: str) -> Iterator[int]:
+    """Where the schemas begin that a grammar has in ``%json``: of texts and comments only what looks like one there."""
+    if "%json" not in lark:
+        return
+    at = 0
+    while (match := _TOKENS.match(lark, at)) is not None:
+        at = match.end()
+        if match[0] == "%json":
+            blank = _BLANK.match(lark, at)
+            yield at if blank is None else blank.end()
 
 
 def _rules(lark: str) -> dict[str, list[Token]] | None:

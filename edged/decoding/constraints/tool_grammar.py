@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from edged.decoding.constraints.base import JSON_LAYOUT, literal
-from edged.decoding.constraints.schema_check import ANNOTATIONS, exact, read_schema
+from edged.decoding.constraints.schema_check import check_schema
+from edged.decoding.constraints.schema_keywords import ANNOTATIONS
 from edged.decoding.parsing.calls import Tools
 from edged.decoding.parsing.formats import TOOL_FORMATS
 from edged.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 _DEFINITIONS = ("$defs", "definitions")
@@ -53,8 +54,12 @@ class ToolCalls(msgspec.Struct, frozen=True):
     special: tuple[str, ...] = ()
 
 
-def tool_grammar(wanted: ToolCalls) -> str:
+def tool_grammar(wanted: ToolCalls, enforced: Callable[[Any], Any]) -> str:
     """The grammar in Lark's syntax.
+
+    Args:
+        wanted: What the answer may be.
+        enforced: Makes of a schema what llguidance takes, or refuses it.
 
     Raises:
         InvalidArgumentError: A tool's schema cannot be enforced, or its names cannot be written in the format.
@@ -64,7 +69,7 @@ def tool_grammar(wanted: ToolCalls) -> str:
         kinds = schema.get("type", "object")
         if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
             raise _refusal(f"tool {name}", "its parameters are no object")
-    writer = _Writer(frozenset(wanted.special))
+    writer = _Writer(frozenset(wanted.special), enforced)
     calls = _CALLS[wanted.format](writer, tools)
     thoughts = ""
     if wanted.reasoning:
@@ -81,10 +86,12 @@ class _Writer:
 
     Args:
         special: Marks that are special tokens.
+        enforced: As for :func:`tool_grammar`.
     """
 
-    def __init__(self, special: Collection[str]) -> None:
+    def __init__(self, special: Collection[str], enforced: Callable[[Any], Any]) -> None:
         self.rules: list[str] = []
+        self._enforced = enforced
         self._special = special
 
     def mark(self, text: str) -> str:
@@ -112,7 +119,10 @@ class _Writer:
         Raises:
             InvalidArgumentError: It cannot be enforced.
         """
-        checked = exact(_checked(schema, where))
+        try:
+            checked = self._enforced(schema)
+        except InvalidArgumentError as error:
+            raise _refusal(where, error.message) from None
         guided = (
             {**checked, "x-guidance": JSON_LAYOUT}
             if isinstance(checked, dict)
@@ -121,9 +131,9 @@ class _Writer:
         return self.add(f"%json {json.dumps(guided, ensure_ascii=False)}")
 
 
-def _checked(schema: dict[str, Any], where: str) -> Any:  # noqa: ANN401 - any JSON
+def _check(schema: dict[str, Any], where: str) -> None:
     try:
-        return read_schema(json.dumps(schema))
+        check_schema(schema)
     except InvalidArgumentError as error:
         raise _refusal(where, error.message) from None
 
@@ -205,7 +215,7 @@ def _minicpm5(writer: _Writer, tools: Tools) -> str:
 
 def _text(writer: _Writer, schema: dict[str, Any], where: str) -> str:
     """The rule of what a tag holds: plain text for a text, else JSON, verbatim where it may hold a tag's characters."""
-    _checked(schema, where)
+    _check(schema, where)
     schema = _resolved(schema)
     if "const" in schema and "enum" not in schema:
         schema = {
