@@ -50,15 +50,19 @@ esac
 [ "$(uname -m)" = aarch64 ] || [ "$dry" = yes ] || [ "$with_gpu" = no ] || die "this machine is $(uname -m), a Jetson is aarch64"
 
 python=/usr/bin/python3 # TensorRT's module of JetPack is bound to it
-[ -x $python ] || die "$python is missing: apt-get install python3"
-version=$($python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-case $version in
-    3.10 | 3.11 | 3.12 | 3.13) ;;
-    *) die "$python is CPython $version; edged needs 3.10 to 3.13" ;;
-esac
+version=""
+check_python() {
+    version=$($python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+    case $version in
+        3.10 | 3.11 | 3.12 | 3.13) ;;
+        *) die "$python is CPython $version; edged needs 3.10 to 3.13" ;;
+    esac
+}
+[ ! -x $python ] || check_python # before anything is changed; images of CUDA come without one
 
 say "System packages"
-packages=(python3-venv python3-dev build-essential libgomp1)
+export DEBIAN_FRONTEND=noninteractive # a time zone must not be asked for where nobody answers
+packages=(python3 python3-venv python3-dev build-essential libgomp1)
 [ "$with_gpu" = no ] || packages+=(python3-libnvinfer)
 missing=()
 for package in "${packages[@]}"; do
@@ -68,6 +72,9 @@ if [ ${#missing[@]} -gt 0 ]; then
     run apt-get update -qq
     run apt-get install -y -qq --no-install-recommends "${missing[@]}"
 fi
+
+[ -x $python ] || die "$python is missing: apt-get install python3"
+check_python
 
 say "Virtual environment in $PREFIX (CPython $version, with the system's packages behind it)"
 if [ ! -x $PREFIX/bin/python ]; then

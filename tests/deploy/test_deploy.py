@@ -61,6 +61,40 @@ def test_the_installer_knows_its_boards(tmp_path, jetpack, said):
     assert "pip: torch" not in done.stdout
 
 
+def test_the_installer_brings_a_python_where_there_is_none(tmp_path):
+    """As in NVIDIA's images of CUDA: nothing is asked of it before it is installed."""
+    script = tmp_path / "deploy/jetson/install.sh"
+    script.parent.mkdir(parents=True)
+    python = tmp_path / "python3"
+    script.write_text(INSTALLER.read_text().replace("/usr/bin/python3", str(python)))
+    (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, content in (
+        ("id", "echo 0"),
+        ("dpkg-query", "exit 1"),
+        # The last thing that this run is to do: see what is asked for.
+        ("apt-get", 'case "$1" in install) echo "installs $* as $DEBIAN_FRONTEND"; exit 3 ;; esac'),
+    ):
+        (programs / name).write_text(f"#!/bin/sh\n{content}\n")
+        (programs / name).chmod(0o755)
+    done = subprocess.run(
+        ["bash", script, "--without-gpu", "--no-service"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            **os.environ,
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "EDGED_RELEASE_FILE": str(tmp_path / "none"),
+        },
+    )
+    assert done.returncode == 3, done.stderr
+    asked = done.stdout.split("installs ")[1].split()
+    assert "python3" in asked
+    assert asked[-1] == "noninteractive"
+
+
 @pytest.mark.parametrize(
     ("release", "said"),
     [
@@ -98,7 +132,12 @@ def steps_of(path):
 def test_containers_run_as_a_user_and_name_what_exists(path, tmp_path):
     steps = steps_of(path)
     words = [word for word, _ in steps]
-    assert set(words) == {"FROM", "COPY", "RUN", "USER", "ENTRYPOINT", "HEALTHCHECK"}
+    assert set(words) == {"FROM", "COPY", "RUN", "ENV", "USER", "ENTRYPOINT", "HEALTHCHECK"}
+    assert ("ENV", "HOME=/var/lib/edged") in steps, "a user without an entry writes to his home, too"
+    contexts = set(re.findall(r"--build-context (\w+)=", path.read_text()))
+    assert contexts == {
+        found[1] for word, text in steps if word == "COPY" and (found := re.match(r"--from=(\w+) ", text))
+    }
     assert words[0] == "FROM"
     assert re.fullmatch(r"nvcr\.io/nvidia/\S+:\S+", steps[0][1])
     assert ("USER", "edged") in steps
@@ -110,7 +149,8 @@ def test_containers_run_as_a_user_and_name_what_exists(path, tmp_path):
         subprocess.run(["sh", "-n", "-c", step], check=True)
         parts = [part.strip() for part in step.split("&&")]
         for index, part in enumerate(parts):
-            if part.startswith("apt-get install"):
+            if "apt-get install" in part:
+                assert "DEBIAN_FRONTEND=noninteractive" in part, "nobody answers there"
                 assert any("apt-get update" in before for before in parts[:index]), "the base has no lists"
                 assert "--no-install-recommends" in part
         for named in re.findall(r"/src/(\S+\.sh)(.*)", step):
