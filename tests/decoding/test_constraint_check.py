@@ -306,7 +306,19 @@ def test_a_choice_of_many_texts_gives_them_alone(tokenizer, texts):
 
 
 def test_a_choice_gives_its_texts_alone(tokenizer):
-    texts = ["left", "left turn", 'say "no"\n', "\\d+", "日本", "ß"]
+    texts = [
+        "left",
+        "left turn",
+        'say "no"\n',
+        "\\d+",
+        "日本",
+        "ß",
+        "\x7f",
+        "\x00\x1b",
+        "\u0085",
+        "// a",
+        "<end>",
+    ]
     found = {text for text, _ in walks(check("choice", json.dumps(texts)), tokenizer, 120)}
     assert found == set(texts)
 

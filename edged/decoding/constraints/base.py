@@ -93,7 +93,9 @@ def schema_grammar(schema: Any) -> str:  # noqa: ANN401 - any JSON
 
 def literal(text: str) -> str:
     """A string of Lark's syntax that stands for ``text`` alone."""
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace(
+        "\x7f", r"\u007f"
+    )  # which that syntax has not in strings
 
 
 _MOST_ALTERNATIVES = 1000
