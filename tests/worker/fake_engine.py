@@ -69,13 +69,14 @@ def main():
             pages=config.max_sequences * -(-config.context_length // 64),
             vocabulary=VOCABULARY,
         )
+        slow_load = settings.get("slow_load", 0)
         error = settings.get("load_error")
         executor = FakeExecutor(
             limits,
             step_seconds=settings.get("step_seconds", 0),
             fail_at=settings.get("fail_at"),
             hang_at=settings.get("hang_at"),
-            slow_load=settings.get("slow_again" if config.name in loaded else "slow_load", 0),
+            slow_load=settings.get("slow_again", slow_load) if config.name in loaded else slow_load,
             long_at=settings.get("long_at"),
             long_seconds=settings.get("long_seconds", 0),
             load_error=None if error is None else getattr(errors, error)(f"{config.name} does not load"),
