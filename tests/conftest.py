@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 pytest_plugins = [
     "fixtures.daemon",
-    "fixtures.forked",
     "fixtures.hub_server",
     "fixtures.order",
     "fixtures.small_models",
@@ -24,6 +24,20 @@ pytest_plugins = [
 ]
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# How long an example takes is the machine's business, and what else it does.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Any:
+    """Forks edgectl, daemons and engines from a process that has the libraries loaded."""
+    from fixtures.forked import server
+
+    return server()
 
 
 def _import_key(gguf: Path) -> str:

@@ -98,7 +98,9 @@ def expected(listener, token, certificate, method):
 
 def start(folder: Path, listen: dict, **environment: str) -> DaemonProcess:
     configuration = demo_configuration(folder, listen=listen, limits={"concurrent_streams": 64})
-    return DaemonProcess(configuration, {"FAKE_ENGINE": "{}", **environment}, (str(FAKE_MODEL_DAEMON),))
+    return DaemonProcess(
+        configuration, {"FAKE_ENGINE": "{}", **environment}, (str(FAKE_MODEL_DAEMON),), forked=True
+    )
 
 
 @pytest.fixture(scope="module")

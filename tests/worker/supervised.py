@@ -8,8 +8,10 @@ import os
 import sys
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+from fixtures.forked import child_starter, server
 
 from edged.config import Config, LogConfig, ModelConfig, QueueConfig
 from edged.worker.messages import Sampling, Stops, Submit
@@ -62,4 +64,5 @@ def run_supervised(body, config, *, wait=True, **settings):
                 with pytest.raises(ProcessLookupError):
                     os.kill(pid, 0)
 
-    return asyncio.run(main())
+    with patch.object(asyncio, "create_subprocess_exec", child_starter(server().address)):
+        return asyncio.run(main())
