@@ -68,6 +68,7 @@ def test_a_full_queue_refuses_with_a_hint(start_daemon):
         end = time.monotonic() + 10
         while client.status().models[0].waiting < 2:
             assert time.monotonic() < end
+            time.sleep(0.02)
         with pytest.raises(errors.ResourceExhaustedError) as caught:
             client.generate(PROMPT, max_tokens=2).answer()
         assert caught.value.retry_seconds > 0
@@ -93,6 +94,7 @@ def test_requests_that_a_hot_board_holds_back_are_counted_and_say_why(start_daem
         end = time.monotonic() + 20
         while not client.status().notices:
             assert time.monotonic() < end
+            time.sleep(0.02)
         running = iter(client.generate(PROMPT, max_tokens=1000, **ON))
         assert any(isinstance(event, Chunk) for event in (next(running), next(running)))
         waiting = [pool.submit(client.generate(PROMPT, max_tokens=2, **ON).answer) for _ in range(2)]
@@ -100,6 +102,7 @@ def test_requests_that_a_hot_board_holds_back_are_counted_and_say_why(start_daem
             model := client.status().models[0]
         ).waiting < 2 or not model.running:  # it reports now and then
             assert time.monotonic() < end
+            time.sleep(0.02)
         assert (model.waiting, model.waiting_to_cool, model.running) == (2, 2, 1)
         status = client.status()
         assert "1.5 °C below throttling" in status.notices[0]

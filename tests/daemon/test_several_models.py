@@ -50,7 +50,7 @@ def fake(demo_model):
 
     process = DaemonProcess(
         {**models(demo_model), "log": {"level": "debug", "format": "json"}},
-        {"FAKE_ENGINE": json.dumps({"step_seconds": 0.005, "slow_load": 0.1})},
+        {"FAKE_ENGINE": json.dumps({"step_seconds": 0.01, "slow_load": 0.2})},
         (str(FAKE_MODEL_DAEMON),),
     )
     try:
