@@ -15,7 +15,7 @@ from edged.decoding.constraints.checker import check, small_tokenizer
 from edged.errors import InvalidArgumentError
 
 SCHEMAS = sorted((Path(__file__).parent / "schemas").glob("*.json"))
-HOT = {"temperature": 1.5, "max_tokens": 72}
+HOT = {"temperature": 1.5, "max_tokens": 48}
 PERSON = {
     "type": "object",
     "properties": {

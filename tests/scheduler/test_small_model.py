@@ -31,8 +31,8 @@ def drive(seed, model):
             each,
             common=numbers.choice([0, 30, 64, 130, 130, 150]),
             own=numbers.choice(TAILS),
-            max_tokens=1 + each.max_tokens // 7,
-            at=each.at // 2,
+            max_tokens=1 + each.max_tokens // 10,
+            at=each.at // 3,
         )
         for each in schedule[:3]
     ]
