@@ -43,8 +43,7 @@ demo: $(BASE) ## Install, import the demo model, serve it, stream one answer, st
 	@bash examples/demo.sh
 
 test: $(TESTS) ## Install what the tests need and run them all
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
-	@bash tests/run_on_oldest_python.sh
+	@$(BIN)/python tests/run.py
 
 test-systemd: $(TESTS) ## The service under a real systemd, booted in a container (root; 77: it cannot boot here)
 	@bash tests/systemd/run_booted.sh

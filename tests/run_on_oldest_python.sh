@@ -34,6 +34,6 @@ PY
 fi
 echo "==> The torch-free tests on CPython 3.10"
 rooms=(checkpoint client config decoding deploy engine fuzz jetson log memory metrics models plugins scheduler server speculation systemd worker)
-PYTHONPATH=. "$venv/bin/python" -m pytest -p no:cacheprovider -n 3 --dist loadfile -m "not gpu and not soak and not one_python" "${rooms[@]/#/tests/}" --ignore tests/worker/test_engine.py \
+PYTHONPATH=. "$venv/bin/python" -m pytest -p no:cacheprovider -n 2 --dist loadfile -m "not gpu and not soak and not one_python" "${rooms[@]/#/tests/}" --ignore tests/worker/test_engine.py \
     --ignore tests/speculation/test_lossless.py --ignore tests/speculation/test_distribution.py \
     --ignore tests/speculation/test_demo_drafts.py --ignore tests/speculation/test_eagle.py --ignore tests/speculation/test_training.py
