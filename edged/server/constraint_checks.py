@@ -20,7 +20,7 @@ log = get_logger("server")
 
 _SECONDS = 0.8
 """From a constraint's arrival to what is said of it."""
-_LEAST_SECONDS = 0.3
+_LEAST_SECONDS = 0.2
 """What a check must have left of that when its turn comes."""
 _GRACE_SECONDS = 0.1
 """How long after its time a check's process may take to end."""

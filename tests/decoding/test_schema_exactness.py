@@ -51,6 +51,8 @@ def drawn(start, generator, most=60):
             return None
         taken.consume_token(token)
         tokens.append(token)
+        if taken.is_error():
+            return None  # a limit; the engine ends such an answer with an error
     return b"".join(VOCABULARY[token] for token in tokens).decode()
 
 
@@ -299,6 +301,8 @@ def test_what_a_reader_would_lose_is_refused(text, message):
         ({"maxLength": 1.5}, r"\$\.maxLength is 1\.5; give a whole number"),
         ({"minItems": True}, r"\$\.minItems is true"),
         ({"minimum": "1"}, r'\$\.minimum is "1"; give a number'),
+        ({"multipleOf": 999_983}, r"\$\.multipleOf is 999983, and at most 5000 units"),
+        ({"multipleOf": 0.54321}, r"\$\.multipleOf is 0\.54321, and at most 5000 units"),
         ({"multipleOf": 0}, r"\$\.multipleOf is 0; give a number above 0"),
         ({"required": [1]}, r"\$\.required is \[1\]; give a list of texts"),
         ({"pattern": 1}, r"\$\.pattern is 1; give a text"),
@@ -347,6 +351,9 @@ def test_what_is_beyond_is_refused_by_name(schema, message):
         {"anyOf": [{"type": "object", "properties": {"kind": {"const": n}}, "required": ["kind"]} for n in range(180)]},
         {"const": 123456789.123456},
         {"enum": [0.1, -0.0, 1e15, 4.2e-7]},
+        {"type": "integer", "multipleOf": 3600, "minimum": -(10**6), "maximum": 10**6},
+        {"type": "integer", "multipleOf": 7, "minimum": 1, "maximum": 10**7},
+        {"type": "number", "multipleOf": 0.125, "minimum": -1000, "maximum": 1000},
     ],
 )  # fmt: skip
 def test_what_is_wide_or_exact_is_taken(schema):

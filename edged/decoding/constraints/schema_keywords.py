@@ -44,6 +44,8 @@ _LARGEST = 1e15
 """Of numbers that are written with a point."""
 _DIGITS = 15
 _MOST_COUNT = 2**31 - 1
+_MOST_UNITS = 5000
+"""A state for each remainder."""
 
 
 ONE = ("additionalProperties", "items")
@@ -103,8 +105,17 @@ def _check_value(key: str, value: Any, path: str) -> None:  # noqa: ANN401 - any
         raise refuse(path, f"is {value}, and at most {_MOST_COUNT} can be enforced; no answer is that long")
     if key == "multipleOf" and value <= 0:
         raise refuse(path, f"is {value}; give a number above 0")
+    if key == "multipleOf" and _units(value) > _MOST_UNITS:
+        raise refuse(path, f"is {value}, and at most {_MOST_UNITS} units of its last digit can be enforced")
     if key == "required" and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
         raise refuse(path, f"is {json.dumps(value)[:60]}; give a list of texts")
+
+
+def _units(value: float) -> Decimal:
+    """A number in units of its last digit: 125 for 1.25."""
+    number = Decimal(repr(value)).normalize()
+    exponent = number.as_tuple().exponent
+    return number.scaleb(-min(int(exponent), 0))
 
 
 def _translated(pattern: str, path: str) -> str:
