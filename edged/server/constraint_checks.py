@@ -12,7 +12,7 @@ import msgspec
 
 from edged.config import CHECKS, LimitsConfig
 from edged.decoding.constraints.base import Check, Constraint, End, Grammar
-from edged.errors import InvalidArgumentError, ResourceExhaustedError, UnavailableError
+from edged.errors import InternalError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
 from edged.log import get_logger
 from edged.server.check_starter import CheckStarter
 
@@ -63,6 +63,7 @@ class ConstraintChecker:
             InvalidArgumentError: It cannot be enforced, is malformed or too complex.
             ResourceExhaustedError: So many are checked, or the machine is so busy, that nothing can be said of it in time.
             UnavailableError: The process does not start.
+            InternalError: The check failed, which is a fault of edged's own.
         """
         known = self._remembered.get(constraint)
         if known is None:
@@ -191,6 +192,10 @@ class ConstraintChecker:
             return slow  # on a machine with less to do it may be found to be a good one
         if end.status == -signal.SIGKILL:
             raise _busy()  # the system has no memory left for it
+        if end.status >= 0:
+            raise InternalError(
+                f"the check of a constraint ended with status {end.status} and says nothing of it; see the daemon's log"
+            )
         return self._remember(
             constraint,
             f"{constraint.kind}: the constraint is too deeply nested or needs more than "

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from edged.config import CHECK_BYTES, CHECKS, Config, LimitsConfig, ModelConfig
-from edged.decoding.constraints.base import Constraint
-from edged.errors import InvalidArgumentError, ResourceExhaustedError, UnavailableError
+from edged.decoding.constraints import check_process
+from edged.decoding.constraints.base import Check, Constraint
+from edged.errors import InternalError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
 from edged.server import check_starter, constraint_checks
 from edged.server.constraint_checks import ConstraintChecker
 
@@ -221,6 +222,34 @@ def test_a_process_that_ends_is_started_again(monkeypatch):
         assert checker._starter.process.pid != first.pid
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("lines", "error"),
+    [
+        ([b'{"status":1,"cpu":0.01}\n'], InternalError),
+        ([b'{"status":0,"cpu":0.01}\n'], InternalError),
+        ([b'{"status":-9,"cpu":0.01}\n'], ResourceExhaustedError),
+        ([], UnavailableError),
+    ],
+)
+def test_what_is_no_fault_of_the_constraint_is_not_said_to_be_one(lines, error):
+    checker = ConstraintChecker()
+    with pytest.raises(error):
+        checker._judge(GOOD, 0.2, lines)
+    assert not checker._remembered
+
+
+def test_a_panic_of_the_library_is_the_constraints_fault(monkeypatch):
+    class PanicError(BaseException):
+        """As Rust's panics come to Python."""
+
+    def panic(*_args, **_options):
+        raise PanicError("index out of bounds")
+
+    monkeypatch.setattr(check_process, "check", panic)
+    found = check_process._answer(Check("regex", "a", memory=1, cpu=1, seconds=1))
+    assert found == {"error": "regex: the constraint is refused: index out of bounds"}
 
 
 def test_a_word_to_stop_that_goes_to_all_processes_leaves_the_checks_of_the_last_requests():

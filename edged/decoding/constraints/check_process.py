@@ -44,7 +44,7 @@ def _answer(asked: Check) -> dict[str, Any]:
         return {
             "error": f"{asked.kind}: the constraint needs more than {asked.memory >> 20} MiB to compile; simplify it"
         }
-    except (ValueError, TypeError, RecursionError) as error:
+    except BaseException as error:  # noqa: BLE001 - the library's Rust panics are no Exceptions
         return {"error": f"{asked.kind}: the constraint is refused: {str(error)[:400]}"}
 
 
@@ -84,7 +84,8 @@ def _fork(end: socket.socket, inherited: list[socket.socket]) -> int:
         os.dup2(nowhere, 0)
         os.dup2(nowhere, 2)
         # Where the machine runs out of memory, this goes before the engine does.
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
         _check_one(end)
         code = 0
     finally:
