@@ -400,3 +400,23 @@ def test_a_schema_inside_a_grammar_is_held_to_the_same(schema, message):
     with pytest.raises(InvalidArgumentError, match=message):
         check("lark", f'start: "a" %json {schema}')
     assert check("lark", 'start: "a" %json {"type": "boolean", "x-guidance": {"whitespace_flexible": false}}')
+
+
+@pytest.mark.parametrize(
+    "lark",
+    [
+        'start: %json {"type": "null"} start',
+        'start: x\nx: "a" x\ny: %json {"const": "x: y"}',
+        'start: "%json" start | start %json\t{"type": "null"}',
+    ],
+)
+def test_a_grammar_with_schemas_comes_to_an_end_too(lark):
+    with pytest.raises(InvalidArgumentError, match="never comes to an end"):
+        check("lark", lark)
+
+
+@pytest.mark.parametrize("said", [{"lenient": True}, {"coerce_one_of": True}, 5])
+def test_a_grammar_cannot_have_its_schemas_taken_lightly(said):
+    schema = {"oneOf": [{"type": "integer"}, {"type": "number"}], "x-guidance": said}
+    with pytest.raises(InvalidArgumentError, match=r"lark: json_schema: \$\.x-guidance\.\w+ is not taken"):
+        check("lark", f"start: %json {json.dumps(schema)}")

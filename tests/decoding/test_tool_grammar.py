@@ -178,6 +178,14 @@ def parameters(**schema):
         ("minicpm5", tool(a={"type": "string", "enum": "ab"}), "no plain text"),
         ("minicpm5", tool(a={"type": "string", "enum": []}), "allows no text"),
         ("minicpm5", tool(a={"type": "string", "enum": ["a"], "minLength": 2}), "allows no text"),
+        (
+            "minicpm5",
+            parameters(
+                properties={"a": {"$ref": "#/$defs/t", "maxLength": 3}},
+                **{"$defs": {"t": {"type": "string"}}},
+            ),
+            "tool f, argument a cannot be enforced",
+        ),
         ("minicpm5", tool(a={"type": "string", "not": {}}), r"tool f, argument a: .*\$\.not"),
         ("minicpm5", tool(a={"type": "string", "mystery": 1}), r"tool f, argument a: .*\$\.mystery"),
         *((name, parameters(type="string"), "no object") for name in sorted(TOOL_FORMATS)),
@@ -213,6 +221,17 @@ def test_what_cannot_be_written_is_refused_by_name(name, tools, message):
 def test_what_is_said_of_all_arguments_together_is_refused_where_each_stands_alone(name, schema, message):
     with pytest.raises(InvalidArgumentError, match=message):
         check("tool_choice", msgspec.json.encode(wanted(name, tools=parameters(**schema))).decode())
+
+
+def test_lengths_may_be_written_with_a_point():
+    tools = parameters(
+        properties={"a": {"type": "string", "minLength": 2.0, "maxLength": 2.0}}, required=["a"]
+    )
+    for name in sorted(TOOL_FORMATS):
+        for answer in answers(wanted(name, tools=tools), 3):
+            parser = AnswerParser(None, TOOL_FORMATS[name], Tools.of(tools), thinking=False)
+            for call in [*parser.feed(answer).calls, *parser.flush().calls]:
+                assert len(json.loads(call.arguments)["a"]) == 2
 
 
 def test_an_enum_of_texts_needs_no_type():

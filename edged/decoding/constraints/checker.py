@@ -34,13 +34,14 @@ from edged.decoding.constraints.ready_made import READY_MADE_GRAMMARS
 from edged.decoding.constraints.schema_check import check_schema
 from edged.decoding.constraints.schema_exact import exact
 from edged.decoding.constraints.schema_keys import refuse_lost_keys
-from edged.decoding.constraints.schema_reading import read_json, read_json_at
+from edged.decoding.constraints.schema_reading import read_json, read_json_at, refuse
 from edged.decoding.constraints.tool_grammar import ToolCalls, tool_grammar
 from edged.errors import InvalidArgumentError
 
 _TRIAL_STEPS = 48
 _TRIAL_SECONDS = 0.1
 _SHOWN = 400
+_LAYOUT = frozenset({"whitespace_flexible", "whitespace_pattern", "item_separator", "key_separator"})
 _REASONS = {
     "coerce_one_of": (
         "oneOf cannot be enforced where one JSON may fit several of its schemas; tell them apart by a type or a constant, or "
@@ -125,12 +126,13 @@ def _grammar(kind: str, text: str) -> str:
         grammar: str = llguidance.LLMatcher.grammar_from_regex(text)
         return grammar
     if kind == LARK:
-        rule = endless_rule(text)
+        whole, bare = _with_exact_schemas(text)
+        rule = endless_rule(bare)
         if rule is not None:
             raise _refusal(
                 kind, f"never comes to an end: no alternative of the rule {rule} is without itself; add one"
             )
-        return lark_grammar(_with_exact_schemas(text))
+        return lark_grammar(whole)
     if kind == CHOICE:
         return choice_grammar(json.loads(text))
     if kind == TOOL_CALLS:
@@ -154,27 +156,48 @@ def enforced(schema: Any) -> Any:  # noqa: ANN401 - any JSON
     return exact(schema)
 
 
-def _with_exact_schemas(lark: str) -> str:
+def _with_exact_schemas(lark: str) -> tuple[str, str]:
     """The grammar, whose schemas are held to what those on their own are held to, and said as they are.
+
+    Returns:
+        It, and the same with a text in the place of each schema.
 
     Raises:
         InvalidArgumentError: One cannot be enforced.
     """
-    result, done = [], 0
-    for start in json_places(lark):
-        if start < done:
+    whole: list[str] = []
+    bare: list[str] = []
+    done = 0
+    for word, start in json_places(lark):
+        if word < done:
             continue  # inside of the one before
         try:
             schema, end = read_json_at(lark, start)
             if isinstance(schema, dict):
-                layout = {"x-guidance": schema.pop("x-guidance")} if "x-guidance" in schema else {}
-                result += [lark[done:start], json.dumps({**enforced(schema), **layout}, ensure_ascii=False)]
+                whole += [lark[done:start], json.dumps(_laid_out(schema), ensure_ascii=False)]
+                bare += [lark[done:word], '"json"']
                 done = end
         except ValueError:
             continue  # llguidance says what is wrong with it
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"{LARK}: {error.message}", field=LARK) from None
-    return "".join([*result, lark[done:]])
+    return "".join([*whole, lark[done:]]), "".join([*bare, lark[done:]])
+
+
+def _laid_out(schema: dict[str, Any]) -> dict[str, Any]:
+    """A grammar's schema as llguidance takes it, with what the grammar says of its white space.
+
+    Raises:
+        InvalidArgumentError: It cannot be enforced, or says something else in that place.
+    """
+    layout = schema.pop("x-guidance", {})
+    unknown = sorted(set(layout) - _LAYOUT) if isinstance(layout, dict) else ["itself"]
+    if unknown:
+        raise refuse(
+            f"$.x-guidance.{unknown[0][:100]}", f"is not taken; it may have {', '.join(sorted(_LAYOUT))}"
+        )
+    checked = enforced(schema)
+    return {**checked, "x-guidance": layout} if layout else checked
 
 
 def _try(matcher: llguidance.LLMatcher, kind: str, seconds: float) -> None:

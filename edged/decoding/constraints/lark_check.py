@@ -58,8 +58,8 @@ def endless_rule(lark: str) -> str | None:
     return None if "start" in productive else "start"
 
 
-def json_places(lark: str) -> Iterator[int]:
-    """Where the schemas begin that a grammar has in ``%json``: of texts and comments only what looks like one there."""
+def json_places(lark: str) -> Iterator[tuple[int, int]]:
+    """Where a grammar has ``%json``, and where what follows it begins. Texts, expressions and comments are passed over."""
     if "%json" not in lark:
         return
     at = 0
@@ -67,7 +67,7 @@ def json_places(lark: str) -> Iterator[int]:
         at = match.end()
         if match[0] == "%json":
             blank = _BLANK.match(lark, at)
-            yield at if blank is None else blank.end()
+            yield match.start(), at if blank is None else blank.end()
 
 
 def _rules(lark: str) -> dict[str, list[Token]] | None:

@@ -235,21 +235,20 @@ def _text(writer: _Writer, schema: dict[str, Any], where: str) -> str:
     unknown = sorted(set(schema) & {"pattern", "format", "const", "anyOf", "oneOf", "allOf", "$ref"})
     if unknown:
         raise _unwritable(where, f"{unknown[0]} of a text")
-    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    least = int(schema.get("minLength", 0))
+    most = int(schema["maxLength"]) if "maxLength" in schema else ""
     if choices is not None:
         return _one_of(writer, choices, where, least, most)
     return writer.add(rf"/[^<&\x00-\x08\x0b-\x1f]{{{least},{most}}}/")
 
 
-def _one_of(writer: _Writer, choices: Any, where: str, least: Any, most: Any) -> str:  # noqa: ANN401 - any JSON
+def _one_of(writer: _Writer, choices: Any, where: str, least: int, most: int | str) -> str:  # noqa: ANN401 - any JSON
     """The rule of an enum of texts, those of them that have the lengths."""
     if not isinstance(choices, list) or not all(
         isinstance(text, str) and not re.search(r"[<&]", text) for text in choices
     ):
         raise _unwritable(where, "its enum holds what is no plain text")
-    if not isinstance(least, int) or (not isinstance(most, int) and most != ""):
-        raise _refusal(where, "its lengths are no whole numbers")
-    texts = [text for text in choices if least <= len(text) and (most == "" or len(text) <= most)]
+    texts = [text for text in choices if least <= len(text) and (isinstance(most, str) or len(text) <= most)]
     if not texts:
         raise _refusal(where, "its enum allows no text")
     return writer.add(" | ".join(map(literal, texts)))
@@ -260,8 +259,9 @@ def _resolved(schema: dict[str, Any]) -> dict[str, Any]:
     for _ in range(16):
         match = re.fullmatch(r"#/(\$defs|definitions)/([^/~]+)", str(schema.get("$ref", "")))
         target = schema.get(match[1], {}).get(match[2]) if match else None
-        if not isinstance(target, dict):
-            break
+        beside = set(schema) - {"$ref", *_DEFINITIONS, *ANNOTATIONS}
+        if not isinstance(target, dict) or beside:
+            break  # what stands beside a reference holds, too
         schema = {**target, **{key: schema[key] for key in _DEFINITIONS if key in schema}}
     return schema
 
