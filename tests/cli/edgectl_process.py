@@ -100,7 +100,7 @@ class Terminal:
 
 def wait_idle(client):
     """The daemon runs no request and every page is free again."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         model = client.status().models[0]
         if model.running == model.waiting == 0 and model.pages_free == model.pages:

@@ -100,7 +100,7 @@ def test_status_of_a_daemon_that_loads_and_of_one_that_drains(edgectl, start_dae
     assert refused.code == ExitCode.FAILED
     assert "takes no new requests" in refused.err
     running.kill()
-    running.wait(10)
+    running.wait(60)
     assert daemon.wait() == 0
 
 
@@ -111,7 +111,7 @@ def test_wait_bridges_the_start_and_a_kill_is_told(edgectl, start_daemon):
     assert result.out.strip()
     process = start_generation(daemon, STORY, "-n", "900", "--ignore-eos")
     daemon.process.kill()
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert process.returncode in (ExitCode.FAILED, ExitCode.UNREACHABLE)
     assert err.startswith(b"edgectl: ")
     assert err.count(b"\n") == 1
@@ -249,7 +249,7 @@ def start_generation(daemon, *arguments, **options):
 def test_ctrl_c_stops_the_work(daemon, client):
     process = start_generation(daemon, STORY, "-n", "900", "--ignore-eos")
     process.send_signal(signal.SIGINT)
-    _out, err = process.communicate(timeout=30)
+    _out, err = process.communicate(timeout=60)
     assert process.returncode == ExitCode.INTERRUPTED
     assert err == b""
     wait_idle(client)
@@ -258,7 +258,7 @@ def test_ctrl_c_stops_the_work(daemon, client):
 def test_a_reader_that_goes_away_stops_the_work(daemon, client):
     process = start_generation(daemon, STORY, "-n", "900", "--ignore-eos")
     process.stdout.close()
-    assert process.wait(30) == ExitCode.PIPE_CLOSED
+    assert process.wait(60) == ExitCode.PIPE_CLOSED
     assert process.stderr.read() == b""
     process.stderr.close()
     wait_idle(client)

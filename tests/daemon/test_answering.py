@@ -51,7 +51,7 @@ def test_status_counts(client):
     client.generate("Hello there", temperature=0.0, max_tokens=5, ignore_eos=True).answer()
     with pytest.raises(InvalidArgumentError):
         client.generate("").answer()
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while client.status().models[0].generated_tokens < before.models[0].generated_tokens + 5:
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -134,7 +134,7 @@ def test_the_log_is_json_and_holds_no_prompt(daemon, client):
 
 def test_one_request_id_runs_through_both_processes(daemon, client):
     started = client.generate("Hello", temperature=0.0, max_tokens=2).answer().started
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         processes = {
             line["process"] for line in daemon.log_lines() if line.get("request_id") == started.request_id
@@ -152,7 +152,7 @@ def test_ten_connections_leave_no_descriptor(daemon, client):
     for _ in range(10):
         with daemon.client() as other:
             other.status()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while len(list(descriptors.iterdir())) > before:
         assert time.monotonic() < end
         time.sleep(0.05)

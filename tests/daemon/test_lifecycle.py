@@ -131,7 +131,7 @@ def test_the_drain_timeout_cuts_what_is_left(start_daemon):
         with pytest.raises(errors.UnavailableError) as caught:
             list(stream)
         assert caught.value.retry_seconds is not None
-    assert daemon.wait(20) == 0
+    assert daemon.wait(60) == 0
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -148,7 +148,7 @@ def test_a_second_signal_ends_at_once(start_daemon, number, status):
         time.sleep(0.5)
         assert client.status().state == control_pb2.STATE_DRAINING
         daemon.signal(number)
-        assert daemon.wait(20) == status
+        assert daemon.wait(60) == status
         with pytest.raises(errors.UnavailableError):
             list(stream)
     assert not Path(f"/proc/{engine}").exists()
@@ -161,7 +161,7 @@ def test_a_killed_daemon_takes_its_engine_along_and_the_next_one_starts(start_da
         engine = client.status().engine_pid
     daemon.process.kill()
     daemon.wait()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while Path(f"/proc/{engine}").exists():
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -175,7 +175,7 @@ def test_a_killed_daemon_takes_its_engine_along_and_the_next_one_starts(start_da
 def test_a_signal_while_loading(start_daemon):
     daemon = start_daemon(wait=False, fake={"load_seconds": 20})
     with daemon.client() as client:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while time.monotonic() < end:
             try:
                 status = client.status()

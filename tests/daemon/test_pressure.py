@@ -22,7 +22,7 @@ PROMPT = [5, 6, 7]
 ON = {"temperature": 0.0, "ignore_eos": True}  # 0 and 2 are letters here and ends to the tokenizer
 
 
-def wait_until_free(client, seconds=20.0):
+def wait_until_free(client, seconds=60.0):
     end = time.monotonic() + seconds
     while True:
         (model,) = client.status().models
@@ -65,7 +65,7 @@ def test_a_full_queue_refuses_with_a_hint(start_daemon):
         running = iter(client.generate(PROMPT, max_tokens=1000, **ON))
         assert any(isinstance(event, Chunk) for event in (next(running), next(running)))
         waiting = [client.generate(PROMPT, max_tokens=2, **ON) for _ in range(2)]
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while client.status().models[0].waiting < 2:
             assert time.monotonic() < end
             time.sleep(0.02)
@@ -91,7 +91,7 @@ def test_requests_that_a_hot_board_holds_back_are_counted_and_say_why(start_daem
         queue={"capacity": 2},
     )
     with daemon.client() as client, ThreadPoolExecutor(2) as pool:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not client.status().notices:
             assert time.monotonic() < end
             time.sleep(0.02)
@@ -188,7 +188,7 @@ def test_an_engine_that_fails_in_a_step(start_daemon):
         with pytest.raises(errors.EdgedError) as caught:
             client.generate(PROMPT, max_tokens=50, **ON).answer()
         assert caught.value.code in {errors.Code.INTERNAL, errors.Code.UNAVAILABLE}
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while (status := client.wait_ready(30)).engine_restarts == 0:  # it may not be noticed yet
             assert time.monotonic() < end
         assert status.engine_restarts == 1

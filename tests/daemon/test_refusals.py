@@ -22,7 +22,7 @@ def steps(client) -> int:
 
 def wait_until_free(client, after):
     """Wait for a report that is younger than the step `after` and says that nobody holds a page."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while True:
         (model,) = client.status().models
         if model.steps > after and model.pages_free == model.pages and model.running == model.waiting == 0:
@@ -32,7 +32,7 @@ def wait_until_free(client, after):
 
 
 def wait_until_held(client):
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while client.status().models[0].pages_free == client.status().models[0].pages:
         assert time.monotonic() < end
         time.sleep(0.02)

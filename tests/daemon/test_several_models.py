@@ -116,7 +116,7 @@ def test_a_model_that_answers_is_not_evicted_and_unloading_waits_for_it(client):
         client.load_model("second")
     with pytest.raises(errors.DeadlineError):
         client.unload_model("first", timeout=0.1)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while states(client)["first"] != control_pb2.STATE_SERVING:  # it serves on
         assert time.monotonic() < end
     client.unload_model("first")
@@ -128,7 +128,7 @@ def test_a_model_that_answers_is_not_evicted_and_unloading_waits_for_it(client):
 def test_a_load_whose_caller_left_is_brought_to_its_end(client):
     with pytest.raises(errors.DeadlineError):
         client.load_model("second", timeout=0.1)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while states(client)["second"] != control_pb2.STATE_SERVING:
         assert time.monotonic() < end, "one of the two is served whatever the caller does"
         time.sleep(0.02)
@@ -167,7 +167,7 @@ def test_the_engine_that_comes_after_a_crash_has_the_same_models(fake, client):
 
     client.load_model("second")
     os.kill(client.status().engine_pid, signal.SIGKILL)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while client.wait_ready(30).engine_restarts == 0:
         assert time.monotonic() < end
     assert states(client) == {

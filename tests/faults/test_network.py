@@ -347,7 +347,7 @@ def hold_to(target, codes, count):
     with target.daemon.client() as client:
         status = client.status()
         assert (status.daemon_pid, status.engine_restarts) == (target.pid, 0)
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while (
             (model := client.status().models[0]).running or model.waiting or model.pages_free != model.pages
         ):

@@ -67,7 +67,7 @@ def kill_the_engine(start_daemon, kills, seed):
         assert sum(end["finished"] for end in ends) > 0
         assert sum(end["told"] for end in ends) > 0
         assert status.engine_restarts == kills
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while (model := client.status().models[0]).running or model.pages_free != model.pages:
             assert time.monotonic() < end, model
             time.sleep(0.05)
@@ -106,7 +106,7 @@ def kill_the_daemon(start_daemon, kills, seed):
         ends = [asker.result(90) for asker in askers]
     assert sum(end["finished"] for end in ends) > 0
     assert daemon.stop() == 0
-    end = time.monotonic() + 15  # an engine that was starting looks for its daemon when it has started
+    end = time.monotonic() + 60  # an engine that was starting looks for its daemon when it has started
     for pid in engines:
         while os.path.exists(f"/proc/{pid}"):  # noqa: PTH110
             assert time.monotonic() < end, "an engine outlives its daemon"

@@ -33,7 +33,7 @@ def authority(tmp_path_factory):
     return Authority(tmp_path_factory.mktemp("pki"))
 
 
-def until(condition, seconds=10.0):
+def until(condition, seconds=60.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it never came true"

@@ -39,7 +39,7 @@ def make_submit(name, prompt=(1, 2, 3), max_tokens=4, *, model="first", stops=()
     return Submit(name, model, tuple(prompt), sampling, Stops(max_tokens, tuple(stops)), **options)
 
 
-async def until(condition, timeout=10.0):
+async def until(condition, timeout=60.0):
     """Wait for what the engine reports, which it does every quarter of a second."""
     end = time.monotonic() + timeout
     while not condition():

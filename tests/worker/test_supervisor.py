@@ -364,7 +364,7 @@ def test_an_engine_that_ignores_sigterm_ends_with_its_daemon(tmp_path):
         daemon.kill()
         daemon.wait()
         daemon.stdout.close()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while time.monotonic() < end:
         try:
             if Path(f"/proc/{engine}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
