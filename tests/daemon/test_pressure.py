@@ -228,7 +228,7 @@ def test_while_it_loads_it_says_so(start_daemon):
             client.generate(PROMPT).answer()
         assert caught.value.retry_seconds > 0
         assert not caught.value.lost
-        with pytest.raises(errors.DeadlineError, match="loads its models|is loading|the deadline passed"):
+        with pytest.raises(errors.DeadlineError, match=r"loads its models|is loading|the deadline passed"):
             patient.generate(PROMPT, timeout=0.3).answer()
         with pytest.raises(errors.DeadlineError, match="loading"):
             patient.wait_ready(0.2)
