@@ -136,7 +136,7 @@ def test_the_drain_timeout_cuts_what_is_left(start_daemon):
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_second_signal_ends_at_once(start_daemon, number, status):
-    daemon = start_daemon(fake=SLOW)
+    daemon = start_daemon(fake=SLOW, forked=False)
     with daemon.client() as client:
         stream = iter(client.generate(IDS, max_tokens=900, **LONG))
         first_chunk(stream)
@@ -156,7 +156,7 @@ def test_a_second_signal_ends_at_once(start_daemon, number, status):
 
 
 def test_a_killed_daemon_takes_its_engine_along_and_the_next_one_starts(start_daemon):
-    daemon = start_daemon(fake=SLOW)
+    daemon = start_daemon(fake=SLOW, forked=False)
     with daemon.client() as client:
         engine = client.status().engine_pid
     daemon.process.kill()

@@ -87,7 +87,7 @@ def test_kill_9_of_the_engine_a_hundred_times(start_daemon):
 def kill_the_daemon(start_daemon, kills, seed):
     """Whoever runs the daemon starts it again, as systemd would; the waiting clients bridge the gap."""
     numbers = random.Random(seed)
-    daemon = start_daemon(fake=SLOW)
+    daemon = start_daemon(fake=SLOW, forked=False)
     address, engines, stop = daemon.address, [], []
     with ThreadPoolExecutor(2) as pool:
         askers = [pool.submit(ask, address, stop, patient=True) for _ in range(2)]
@@ -98,7 +98,9 @@ def kill_the_daemon(start_daemon, kills, seed):
                 time.sleep(numbers.uniform(0, 0.2))
                 daemon.process.kill()
                 daemon.wait()
-                daemon = start_daemon(fake=SLOW, wait=False, listen={"unix": address.removeprefix("unix:")})
+                daemon = start_daemon(
+                    fake=SLOW, wait=False, forked=False, listen={"unix": address.removeprefix("unix:")}
+                )
             with Client(address) as client:
                 assert client.wait_ready(60).daemon_pid == daemon.process.pid
         finally:
