@@ -62,6 +62,7 @@ class FakeExecutor(Executor):
         hang_at: Number of the step that never returns.
         long_at: Number of the step that takes `long_seconds` of a processor, and is the only one.
         slow_load: Seconds of each piece of loading.
+        slow_pieces: How many pieces take that long.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class FakeExecutor(Executor):
         load_error=None,
         hang_at=None,
         slow_load=0.0,
+        slow_pieces=3,
         long_at=None,
         long_seconds=0.0,
     ):
@@ -82,6 +84,7 @@ class FakeExecutor(Executor):
         self.load_error = load_error
         self.hang_at = hang_at
         self.slow_load = slow_load
+        self.slow_pieces = slow_pieces
         self.long_at = long_at
         self.long_seconds = long_seconds
         self.memory = np.full((limits.pages, PAGE_TOKENS), -1, np.int64)
@@ -91,7 +94,8 @@ class FakeExecutor(Executor):
     def load(self, progress):
         for done in range(3):
             progress("weights", done, 2)
-            time.sleep(self.slow_load)
+            if done < self.slow_pieces:
+                time.sleep(self.slow_load)
         if self.load_error is not None:
             raise self.load_error
 

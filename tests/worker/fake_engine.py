@@ -77,6 +77,7 @@ def main():
             fail_at=settings.get("fail_at"),
             hang_at=settings.get("hang_at"),
             slow_load=settings.get("slow_again", slow_load) if config.name in loaded else slow_load,
+            slow_pieces=1 if "slow_again" in settings else 3,
             long_at=settings.get("long_at"),
             long_seconds=settings.get("long_seconds", 0),
             load_error=None if error is None else getattr(errors, error)(f"{config.name} does not load"),

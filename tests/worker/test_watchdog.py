@@ -229,9 +229,7 @@ def test_a_long_step_that_works_is_left_alone():
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_load_beside_serving_models_is_no_silence(device):
     """In a thread on the CPU, in the loop on a GPU: pieces that take longer than an idle engine may be silent."""
-    config = replace(
-        make_config(device=device), watchdog=WatchdogConfig(step_timeout=1.0 if device == "cuda" else 2.0)
-    )
+    config = replace(make_config(device=device), watchdog=WatchdogConfig(step_timeout=4.0))
 
     async def body(supervisor):
         patience = []
@@ -243,7 +241,7 @@ def test_a_load_beside_serving_models_is_no_silence(device):
         events = [event async for event in supervisor.submit(make_submit("a", model="second"))]
         assert len(events) == 6
 
-    run_supervised(body, config, slow_again=1.7 if device == "cuda" else 2.7)
+    run_supervised(body, config, slow_again=6.0)
 
 
 def test_a_step_that_never_returns_says_where_it_hangs(capfd):
