@@ -18,7 +18,7 @@ from edged.server.check_starter import CheckStarter
 
 log = get_logger("server")
 
-_SECONDS = 0.8
+_SECONDS = 0.7
 """From a constraint's arrival to what is said of it."""
 _LEAST_SECONDS = 0.2
 """What a check must have left of that when its turn comes."""
