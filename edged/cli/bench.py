@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edged.cli.bench_load import Lengths, Load, PlannedRequest
+from edged.cli.bench_load import Lengths, Load, PlannedRequest, cuts
 from edged.cli.bench_plot import draw, load_pyplot
 from edged.cli.bench_report import as_rows, figures, tables
 from edged.cli.bench_run import Outcome, run_load
@@ -17,7 +17,7 @@ from edged.cli.connection import connect, wait_until_serving
 from edged.cli.exit_codes import ExitCode
 from edged.cli.options import AddressOption, ModelOption, TimeoutOption, WaitOption
 from edged.cli.progress import ProgressBars
-from edged.cli.terminal import show
+from edged.cli.terminal import note, show
 from edged.client import Client
 from edged.errors import NotFoundError
 from edged.v1 import control_pb2
@@ -124,7 +124,9 @@ def command(
     """Send a load of requests and print time to first token, time between tokens and throughput.
 
     Times are what this client sees; those of an open loop count from when a request was due. --timeout is each
-    request's deadline. Answers have exactly their drawn length. The exit status is 1 when a request was not answered.
+    request's deadline. Answers have exactly their drawn length, and lengths that the context cannot hold are refused;
+    only those of normal, lognormal and exponential are cut to it, and the report says how many. The exit status is 1 when
+    a request was not answered.
     """
     if rate is not None and (concurrency is not None or not (math.isfinite(rate) and rate > 0)):
         raise typer.BadParameter("is above 0 and goes without --concurrency", param_hint="'--rate'")
@@ -137,6 +139,9 @@ def command(
         token_ids = sorted(set(client.tokenize(_WORDS, model=model, no_special_tokens=True)))
         planned = list(load.plan(token_ids, served.context_length))
         before = client.status()
+    notices = cuts(planned, served.context_length, shared_prefix)
+    for notice in notices:
+        note(notice)
     width = None if rate is not None else (concurrency or 4)
     _warm_up(planned, warm_up, address, model)
     started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
@@ -144,7 +149,7 @@ def command(
     result = figures(outcomes)
     loop = f"{rate:g} requests a second" if rate is not None else f"{width} at once"
     title = f"{served.name}: {requests} requests, {loop}, prompts {prompt_tokens}, answers {output_tokens}"
-    show(title, *tables(result))
+    show(title, *notices, *tables(result))
     if json_file is not None:
         settings: dict[str, Any] = {
             "model": served.name,
@@ -166,7 +171,13 @@ def command(
             "context_length": served.context_length,
             "max_sequences": served.max_sequences,
         }
-        content = {"settings": settings, "daemon": daemon, "figures": result, "requests": as_rows(outcomes)}
+        content = {
+            "settings": settings,
+            "daemon": daemon,
+            "notices": notices,
+            "figures": result,
+            "requests": as_rows(outcomes),
+        }
         write_whole(json_file, json.dumps(content, indent=1) + "\n")
     if plot is not None:
         draw(outcomes, title, plot)
@@ -186,7 +197,7 @@ def _find_model(client: Client, name: str) -> control_pb2.ModelStatus:
 
 def _warm_up(planned: list[PlannedRequest], count: int, address: str | None, model: str) -> None:
     """Run short requests that do not count; what goes wrong is seen in the load itself."""
-    short = [PlannedRequest(each.index, 0.0, each.prompt[:8], 4) for each in planned[:count]]
+    short = [PlannedRequest(each.index, 0.0, each.prompt[:8], 4, (8, 4)) for each in planned[:count]]
     if short:
         asyncio.run(
             run_load(short, address=address, model=model, concurrency=1, timeout=60.0, on_done=lambda _: None)
