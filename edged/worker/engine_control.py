@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edged.errors import FailedPreconditionError, from_code
+from edged.errors import FailedPreconditionError, UnavailableError, from_code
 from edged.log import get_logger
 from edged.worker.messages import DropSession, ListSessions, LoadModel, UnloadModel
 
@@ -116,17 +116,19 @@ class EngineControl:
             await _to_its_end(self._unload(model))
 
     async def _load(self, model: str, victims: tuple[str, ...]) -> None:
-        for victim in victims:
-            await self._unload(victim)
-        self._supervisor.mark(model, "loading")
+        self._supervisor.mark(model, "loading")  # from here on a request for it is worth sending again
         try:
+            for victim in victims:
+                await self._unload(victim)
             on_gpu = self._supervisor.report_of(model).device != "cpu"  # the others load in a thread
             _check(
                 await self._supervisor.change(model, lambda query: LoadModel(query, model), in_loop=on_gpu)
             )
             self.residency.add(model)
         except BaseException as error:
-            self._supervisor.mark(model, "unloaded")
+            lost = isinstance(error, UnavailableError)  # whose words are for a request, not for a load
+            why = "the engine ended meanwhile" if lost else str(error)
+            self._supervisor.mark(model, "unloaded", why)
             _log.error("model not loaded", model=model, unloaded=victims, why=str(error))
             raise
         self._supervisor.mark(model, "")

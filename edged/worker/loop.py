@@ -117,7 +117,10 @@ class EngineLoop:
         for message in messages:
             if isinstance(message, Shutdown):
                 for runner in self._by_name.values():
-                    runner.refuse_all("the daemon stops", _RETRY_SECONDS)
+                    runner.refuse_all(
+                        "the daemon stops and has cut the request off; send it again once the daemon runs",
+                        _RETRY_SECONDS,
+                    )
                 return False
             self._handle(message)
         self._channel.flush()
@@ -160,7 +163,7 @@ class EngineLoop:
         if isinstance(message, Submit):
             runner = self._by_name.get(message.model)
             if runner is None:
-                why = f"model {message.model} is not loaded"
+                why = f"model {message.model} is not loaded; edgectl load {message.model} loads it"
                 self._channel.send(Failed(message.request_id, Code.FAILED_PRECONDITION.value, why))
             else:
                 runner.submit(message)
@@ -203,7 +206,11 @@ class EngineLoop:
         """Give a model's memory back."""
         runner = self._by_name.pop(message.model, None)
         if runner is not None:
-            runner.refuse_all(f"model {message.model} is being unloaded", _RETRY_SECONDS)
+            why = (
+                f"model {message.model} was unloaded before the request had ended; edgectl load {message.model} loads it "
+                "again, then send the request again"
+            )
+            runner.refuse_all(why, None, Code.FAILED_PRECONDITION)
             runner.executor.close()
             del runner
             settle()

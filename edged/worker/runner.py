@@ -241,12 +241,12 @@ class ModelRunner:
             self._fail(request.request_id, Code.INTERNAL, running)
         self.refuse_all(waiting, retry_seconds)
 
-    def refuse_all(self, message: str, retry_seconds: float) -> None:
-        """End every request with UNAVAILABLE."""
+    def refuse_all(self, message: str, retry_seconds: float | None, code: Code = Code.UNAVAILABLE) -> None:
+        """End every request with ``code``."""
         scheduler = self._scheduler
         for request in [*scheduler.running, *scheduler.queue]:
             scheduler.cancel(request.request_id)
-            self._fail(request.request_id, Code.UNAVAILABLE, message, retry_seconds)
+            self._fail(request.request_id, code, message, retry_seconds)
 
     def report(self) -> ModelReport:
         """State of the model now."""

@@ -184,7 +184,7 @@ class Supervisor:
             Its events. Leave it as a context manager or call ``cancel`` when the reader goes away.
 
         Raises:
-            UnavailableError: The engine does not serve now; ``retry_seconds`` says when it is expected to.
+            UnavailableError: The engine or the model does not serve now; ``retry_seconds`` says when it is expected to.
             NotFoundError: No model has that name.
             FailedPreconditionError: The model is not loaded.
             ResourceExhaustedError: More requests wait than the queue holds, known before the engine is asked, or the client
@@ -247,11 +247,11 @@ class Supervisor:
         """Models with open requests."""
         return self._requests.models()
 
-    def mark(self, model: str, state: str) -> None:
-        """Say what an operator does to a model: ``loading``, ``unloading`` or ``unloaded``; empty: nothing any more."""
+    def mark(self, model: str, state: str, fault: str = "") -> None:
+        """Say what an operator does to a model, as :meth:`edged.worker.model_states.ModelStates.mark` has it."""
         if state != "loading":
             self.loading.pop(model, None)
-        self._states.mark(model, state)
+        self._states.mark(model, state, fault)
         self._keeper.tell()
 
     def _cancel(self, stream: RequestStream, reason: str) -> None:

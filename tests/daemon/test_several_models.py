@@ -141,7 +141,7 @@ def test_requests_can_be_cut_off(client):
     running = iter(client.generate([5, 6], model="first", **{**ON, "max_tokens": 200}))
     next(running)
     client.unload_model("first", cancel_requests=True)
-    with pytest.raises(errors.UnavailableError, match="is being unloaded"):
+    with pytest.raises(errors.FailedPreconditionError, match=r"unloaded before.*edgectl load first"):
         list(running)
     client.load_model("first")
     assert client.generate([5], model="first", **ON).answer().token_ids
