@@ -27,14 +27,16 @@ class LifeSigns:
         """Call ``callback`` whenever :attr:`patience` has changed."""
         self._on_patience.append(callback)
 
-    def tell(self, watch: EngineWatch, *, alive: bool = False) -> None:
+    def tell(self, watch: EngineWatch, *, alive: bool = False, looked: bool = False) -> None:
         """Tell what has changed.
 
         Args:
             watch: Of the engine.
             alive: It has given a sign of life.
+            looked: Somebody has looked at it, which is not often: patience may become shorter. Where requests follow one
+                another it would come and go with each.
         """
-        if watch.patience != self.patience:
+        if watch.patience > self.patience or (looked and watch.patience != self.patience):
             self.patience = watch.patience
             for callback in self._on_patience:
                 callback()

@@ -324,7 +324,7 @@ class Supervisor:
             engine.kill()
         _log.info("engine started", engine_pid=engine.pid)
         looking = asyncio.create_task(
-            watch.end_if_it_hangs(engine, self._become_unavailable, lambda: self.life.tell(watch)),
+            watch.end_if_it_hangs(engine, self._become_unavailable, lambda: self.life.tell(watch, looked=True)),
             name="edged-watchdog",
         )
         try:
@@ -394,6 +394,6 @@ class Supervisor:
         self._states.note(message.models)
         self.loading = {}
         self._outlook.note_load(self._watch.serve())
-        self.life.tell(self._watch)
+        self.life.tell(self._watch, looked=True)
         if not self._stopping.is_set() and not self._watch.hung:
             self._keeper.set(State.SERVING)

@@ -51,7 +51,6 @@ class Watchdog:
         self._steps = -1
         self._loading: Loading | None = None
         self._serving = False
-        self._resting = False
         self._changes: list[bool] = []
 
     def note(self, message: ToDaemon, *, busy: bool) -> bool:
@@ -74,7 +73,6 @@ class Watchdog:
             alive = not (isinstance(message, Heartbeat) and busy)
         if alive:
             self._silence = 0.0
-            self._resting = isinstance(message, Heartbeat) and self._serving
         return alive
 
     def serve(self) -> None:
@@ -105,11 +103,8 @@ class Watchdog:
         if not self._serving or any(self._changes):
             return self._load_timeout
         # An idle engine beats each second. When it has not for a while, a look finds that, and it has the longer time.
-        return (
-            self._stall_timeout / 2
-            if self._resting and not busy and not self._changes
-            else self._step_timeout
-        )
+        lively = not busy and not self._changes and self._silence <= self._stall_timeout / 2
+        return self._stall_timeout / 2 if lively else self._step_timeout
 
     def look(
         self, seconds: float, *, busy: bool, stillness: Callable[[], Stillness | None] = lambda: None
@@ -147,7 +142,6 @@ class Watchdog:
         if self._silence <= self._stall_timeout / 2:
             self._still = 0.0
             return None
-        self._resting = False
         how = stillness()
         # While it loads, it may wait for a compiler.
         idle_or_cpu = self._serving and not any(self._changes) and not (busy and self._works_asleep)

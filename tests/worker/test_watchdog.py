@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from supervised import make_config, make_submit, run_supervised, until
@@ -17,6 +18,7 @@ from supervised import make_config, make_submit, run_supervised, until
 from edged.config import WatchdogConfig
 from edged.errors import UnavailableError
 from edged.worker.killed import describe_kill
+from edged.worker.life_signs import LifeSigns
 from edged.worker.messages import Heartbeat, Loading, ModelReport, Report, Tokens
 from edged.worker.process import EngineProcess
 from edged.worker.state import State
@@ -125,8 +127,6 @@ def test_a_sign_of_life_is_expected_soon_from_an_idle_engine_alone():
     watchdog = Watchdog(WatchdogConfig(load_timeout=100.0), 30.0)
     assert watchdog.patience(busy=False) == 100
     watchdog.serve()
-    assert watchdog.patience(busy=False) == 30, "it has not beaten yet"
-    watchdog.note(Heartbeat(), busy=False)
     assert (watchdog.patience(busy=False), watchdog.patience(busy=True)) == (5, 30)
     for _ in range(11):
         watchdog.look(CHECK_SECONDS, busy=False)
@@ -134,8 +134,15 @@ def test_a_sign_of_life_is_expected_soon_from_an_idle_engine_alone():
         "whoever waits for this one must not be faster than who looks at it"
     )
     watchdog.note(Heartbeat(), busy=False)
-    watchdog.note(Tokens("r", (1,), "a"), busy=True)
-    assert watchdog.patience(busy=False) == 30
+    assert watchdog.patience(busy=False) == 5
+
+
+def test_patience_grows_at_once_and_shrinks_when_somebody_looks():
+    life, told = LifeSigns(), []
+    life.when_patience_changes(lambda: told.append(life.patience))
+    for patience, looked in ((5.0, True), (30.0, False), (5.0, False), (5.0, True), (5.0, True)):
+        life.tell(SimpleNamespace(patience=patience), looked=looked)
+    assert told == [5, 30, 5]
 
 
 def test_a_machine_that_slept_is_no_reason_to_end_the_engine():

@@ -175,6 +175,9 @@ def test_a_frozen_engine_is_ended_by_the_daemon_and_is_back(running, busy):
 def test_a_frozen_daemon_is_ended_by_systemd_and_is_back(running):
     restarts = int(running.show("NRestarts"))
     status = running.status()
+    time.sleep(
+        2
+    )  # idle: the daemon looks at its engine each half second, and then expects a sign of life sooner
     os.kill(status["daemon_pid"], signal.SIGSTOP)
     began = time.monotonic()
     while int(running.show("NRestarts")) == restarts:
