@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 IDLE_SECONDS = 20.0
 """An idle engine beats each second; one that is silent for this long is ended."""
+LEAST_SECONDS = 2.5
+"""No idle engine is ended sooner: between two beats lie a second and what the machine adds."""
 CHECK_SECONDS = 0.5
 """Time between two looks."""
 
@@ -42,8 +44,8 @@ class Watchdog:
     def __init__(self, config: WatchdogConfig, step_timeout: float, *, works_asleep: bool = False) -> None:
         self._load_timeout = config.load_timeout
         self._step_timeout = step_timeout
-        self._idle_timeout = min(IDLE_SECONDS, step_timeout)
-        self._stall_timeout = min(config.stall_timeout, step_timeout)
+        self._idle_timeout = max(LEAST_SECONDS, min(IDLE_SECONDS, step_timeout))
+        self._stall_timeout = max(LEAST_SECONDS, min(config.stall_timeout, step_timeout))
         self._works_asleep = works_asleep
         self._silence = 0.0
         self._load_silence = 0.0
