@@ -64,28 +64,55 @@ class Admission:
                 field="stops.max_tokens",
             )
 
-    def check_deadline(self, request: Request, now: float, *, starts: bool) -> None:
+    def check_ever(self, requests: Sequence[Request]) -> None:
+        """Refuse for good what is refused now and would be so on an idle engine, too.
+
+        Args:
+            requests: The answers to one prompt; each has passed :meth:`check`.
+
+        Raises:
+            InvalidArgumentError: Places or pages of all that the queue does not take are more than there are.
+        """
+        count, capacity, places = len(requests), self._queue.capacity, self._limits.max_sequences
+        at_once = count - capacity
+        pages, pool = self._holdings.pages_of(requests[0]), self._holdings.pool.pages
+        if at_once > places:
+            raise too_many_answers(count, places, capacity)
+        if at_once * pages > pool:
+            raise InvalidArgumentError(
+                f"sampling.n is {count} and the queue holds {capacity} (queue.capacity), so {at_once} answers of {pages} "
+                f"pages must start together: the pool has {pool}; ask for fewer answers or a smaller max_tokens",
+                field="sampling.n",
+            )
+
+    def check_deadline(
+        self, requests: Sequence[Request], now: float, starting: int, victims: Sequence[Request]
+    ) -> None:
         """Refuse what cannot be there in time: the first token, and the whole answer where its length is certain.
 
         Args:
-            request: Has a deadline.
+            requests: The answers to one prompt, with one deadline: the last of them says whether it is kept.
             now: Seconds of ``time.monotonic()``.
-            starts: Whether it need not wait.
+            starting: How many of them need not wait.
+            victims: Running requests that are put aside for these.
 
         Raises:
             DeadlineError: It would be late.
         """
+        request, mates, starts = requests[-1], requests[:-1], starting == len(requests)
         assert request.deadline is not None, "only asked of a request with a deadline"  # noqa: S101
-        ahead = self._queue.ahead_of(request)
+        ahead = [*self._queue.ahead_of(request), *mates]
         cached = len(self._holdings.cached_prefix(request)) * PAGE_TOKENS
         estimate = self._estimator
         start: float | None = 0.0
         if not starts:
-            start = estimate.start_seconds(request, self._running, ahead, self._holdings.pool.pages_free)
-        first = estimate.first_token_seconds(request, cached, self._running if starts else ())
+            stay = [other for other in self._running if other not in victims]
+            pages_free = self._holdings.pool.pages_free + self._holdings.pages_freed_by(victims)
+            start = estimate.start_seconds(request, stay, ahead, pages_free)
+        first = estimate.first_token_seconds(request, cached, (*self._running, *mates) if starts else ())
         if start is None or first is None:
             return  # nothing has been measured yet
-        needed = start + first + estimate.answer_seconds(request, self._running)
+        needed = start + first + estimate.answer_seconds(request, (*self._running, *mates))
         left = request.deadline - now
         if needed <= left:
             return
@@ -99,12 +126,36 @@ class Admission:
             f"{tokens} prompt tokens): allow more time, shorten the prompt or raise the priority"
         )
 
-    def fits(self, request: Request) -> bool:
-        """Whether a place and the pages of its worst case are free, once what nobody holds has given way."""
-        return len(self._running) < self._limits.max_sequences and self._holdings.make_room(request)
+    def starting(self, requests: Sequence[Request]) -> tuple[int, list[Request]]:
+        """How many answers to one prompt can start now, and the running requests that are put aside for them.
 
-    def victims(self, request: Request) -> list[Request]:
-        """The fewest running requests, the lowest in priority first, whose places and pages ``request`` would have.
+        As many as can; none where the queue does not take the others, because then all are refused.
+        """
+        count, request = len(requests), requests[0]
+        # What never finds a place in the queue must start together.
+        together = max(1, count - self._queue.capacity)
+        for some in range(min(count, self._limits.max_sequences), max(0, count - self._queue.room - 1), -1):
+            if self.fits(request, some, together):
+                return some, []
+            victims = self.victims(request, some)
+            if victims:
+                return some, victims
+        return 0, []
+
+    def fits(self, request: Request, count: int = 1, together: int = 1) -> bool:
+        """Whether places and the pages of the worst case are free, once what nobody holds has given way.
+
+        Args:
+            request: It.
+            count: How many of its like are to start.
+            together: The fewest of them that may; pins of sessions yield to these.
+        """
+        return len(self._running) + count <= self._limits.max_sequences and self._holdings.make_room(
+            request, count, together
+        )
+
+    def victims(self, request: Request, count: int = 1) -> list[Request]:
+        """The fewest running requests, lowest in priority first, whose places and pages ``count`` like it would have.
 
         None that is as urgent by now: what has waited long enough is left alone, so that it comes to its end.
         """
@@ -118,15 +169,30 @@ class Admission:
         ]
         lower.sort(key=lambda r: (r.priority, -r.order))
         places = self._limits.max_sequences - len(self._running)
-        pages = holdings.pages_of(request)
+        pages = holdings.pages_of(request) * count
         victims: list[Request] = []
         for other in lower:
             if not holdings.can_suspend([*victims, other]):
                 continue
             victims.append(other)
             if (
-                places + len(victims) >= 1
+                places + len(victims) >= count
                 and holdings.pool.pages_free + holdings.pages_freed_by(victims) >= pages
             ):
                 return victims
         return []
+
+
+def too_many_answers(count: int, places: int, capacity: int) -> InvalidArgumentError:
+    """The error for more answers to one prompt than an idle model takes.
+
+    Args:
+        count: Answers that are asked for.
+        places: Most sequences that run at once.
+        capacity: Most requests that wait.
+    """
+    return InvalidArgumentError(
+        f"sampling.n is {count}, and at most {places} answers run (max_sequences) and {capacity} wait (queue.capacity) at "
+        f"once: ask for at most {places + capacity}",
+        field="sampling.n",
+    )

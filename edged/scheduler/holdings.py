@@ -66,21 +66,29 @@ class Holdings:
         self._digest(request, (len(request.prompt) - 1) // PAGE_TOKENS)
         return self.cache.find(request.digests)
 
-    def make_room(self, request: Request) -> bool:
+    def make_room(self, request: Request, copies: int = 1, together: int = 1) -> bool:
         """Whether the pages of a request are there now.
 
         Pins yield to a request that could not run beside them however long it waited, the quietest session first.
+
+        Args:
+            request: It.
+            copies: How many of its like are to start at once; what is known of their prompt they share.
+            together: The fewest of them that may start at once, however long they waited.
         """
         count = self.pages_of(request)
-        if count <= self.pool.pages_free:
+        if count * copies <= self.pool.pages_free:
             return True
-        if not len(self.sessions) and count - len(request.prompt) // PAGE_TOKENS > self.pool.pages_free:
+        known = len(request.prompt) // PAGE_TOKENS
+        if not len(self.sessions) and (count - known) * copies > self.pool.pages_free:
             return False  # not even if all of its prompt were known
         shared = self.cached_prefix(request)
-        while len(self.sessions) and count - len(shared) > self.pool.pages - self.sessions.pages_with(shared):
+        while len(self.sessions) and (
+            (count - len(shared)) * together > self.pool.pages - self.sessions.pages_with(shared)
+        ):
             self.sessions.drop_quietest()
             shared = self.cached_prefix(request)
-        return self.pool.can_allocate(count, shared)
+        return self.pool.can_allocate(count + (count - len(shared)) * (copies - 1), shared)
 
     def start(self, request: Request) -> None:
         """Give a request its pages, and what it had in them when it was suspended."""

@@ -54,9 +54,14 @@ class WaitingQueue:
         return self._suspended
 
     @property
+    def room(self) -> int:
+        """Requests that it takes yet."""
+        return self.capacity - (len(self._requests) - self._suspended)
+
+    @property
     def is_full(self) -> bool:
         """Whether one more request is refused."""
-        return len(self._requests) - self._suspended >= self.capacity
+        return self.room <= 0
 
     def weigh(self, request: Request) -> None:
         """Set a new request's urgency."""
@@ -65,6 +70,21 @@ class WaitingQueue:
     def ahead_of(self, request: Request) -> list[Request]:
         """The waiting requests that start before ``request`` would, the next one first."""
         return self._requests[bisect.bisect_right(self._requests, _order(request), key=_order) :][::-1]
+
+    def refuse(self, count: int, retry_seconds: float) -> ResourceExhaustedError:
+        """The error for a request that finds the queue too full.
+
+        Args:
+            count: Answers that it asks for (``sampling.n``); each takes a place.
+            retry_seconds: When to come back.
+        """
+        several = f", which is too little room for {count} answers (sampling.n)" if count > 1 else ""
+        return ResourceExhaustedError(
+            f"{len(self._requests) - self._suspended} requests wait and the queue holds {self.capacity} "
+            f"(queue.capacity){several}: try again in {retry_seconds:.1f} s",
+            field="queue.capacity",
+            retry_seconds=retry_seconds,
+        )
 
     def push(self, request: Request, retry_seconds: float) -> None:
         """Let ``request`` wait.
@@ -77,12 +97,7 @@ class WaitingQueue:
             ResourceExhaustedError: ``capacity`` requests wait already.
         """
         if self.is_full:
-            raise ResourceExhaustedError(
-                f"{len(self._requests) - self._suspended} requests wait and the queue holds {self.capacity} "
-                f"(queue.capacity): try again in {retry_seconds:.1f} s",
-                field="queue.capacity",
-                retry_seconds=retry_seconds,
-            )
+            raise self.refuse(1, retry_seconds)
         bisect.insort(self._requests, request, key=_order)
 
     def take_back(self, request: Request) -> None:

@@ -25,6 +25,8 @@ from edged.scheduler.pace import Pace
 from edged.scheduler.queue import WaitingQueue
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from edged.scheduler.request import Request
     from edged.speculation.speculator import Speculator
 
@@ -102,40 +104,48 @@ class Scheduler:
         return self._estimator.retry_seconds(self.running, waiting, self.pool.pages_free)
 
     def submit(self, request: Request, now: float) -> None:
-        """Start a request, or let it wait.
+        """As :meth:`submit_all`, for a request of one answer."""
+        self.submit_all((request,), now)
+
+    def submit_all(self, requests: Sequence[Request], now: float) -> None:
+        """Start what can start of a request's answers, and let the others wait; or refuse them all and change nothing.
 
         Args:
-            request: A new request.
+            requests: New ones that differ only in name and seed: the answers to one prompt; at least one.
             now: Seconds of ``time.monotonic()``.
 
         Raises:
-            InvalidArgumentError: It can never run: its worst case is longer than the context or the pool, its prompt is
-                empty, or its name is taken.
-            ResourceExhaustedError: The queue is full.
-            DeadlineError: It would not have what it must have before its deadline.
+            InvalidArgumentError: They can never run: the worst case of one is longer than the context or the pool, its
+                prompt is empty, a name is taken, or there are more than places and queue ever take together.
+            ResourceExhaustedError: More than the queue takes now would have to wait.
+            DeadlineError: They would not have what they must have before their deadline.
         """
-        if request.request_id in self._by_id:
-            raise InvalidArgumentError(f"request id {request.request_id} is in use", field="request_id")
-        self._admission.check(request)
-        request.order = self._orders
-        self._orders += 1
-        self.queue.weigh(request)
+        for request in requests:
+            if request.request_id in self._by_id:
+                raise InvalidArgumentError(f"request id {request.request_id} is in use", field="request_id")
+            self._admission.check(request)
+        for request in requests:
+            request.order = self._orders
+            self._orders += 1
+            self.queue.weigh(request)
         self._admit(now)
-        is_next = self.queue.next is None or request.urgency > self.queue.next.urgency
-        fits = is_next and self._admission.fits(request)
-        victims = self._admission.victims(request) if is_next and not fits else []
-        starts = fits or bool(victims)
-        if request.deadline is not None and (starts or not self.queue.is_full):
-            self._admission.check_deadline(request, now, starts=starts)
-        if starts:
-            for victim in victims:
-                self._suspend(victim)
-            self._start(request, now)
-        else:
-            self.queue.push(request, self.retry_seconds if self.queue.is_full else 0.0)
-        self._by_id[request.request_id] = request
-        if request.deadline is not None:
-            self._next_deadline = min(self._next_deadline, request.deadline)
+        first = requests[0]
+        is_next = self.queue.next is None or first.urgency > self.queue.next.urgency
+        starting, victims = self._admission.starting(requests) if is_next else (0, [])
+        if len(requests) - starting > self.queue.room:
+            self._admission.check_ever(requests)
+            raise self.queue.refuse(len(requests), self.retry_seconds)
+        if first.deadline is not None:
+            self._admission.check_deadline(requests, now, starting, victims)
+            self._next_deadline = min(self._next_deadline, first.deadline)
+        for victim in victims:
+            self._suspend(victim)
+        for index, request in enumerate(requests):
+            self._by_id[request.request_id] = request
+            if index < starting:
+                self._start(request, now)
+            else:
+                self.queue.push(request, 0.0)
 
     def cancel(self, request_id: str, now: float = 0.0) -> Request | None:
         """Drop a request and free its pages; None if it has ended already."""

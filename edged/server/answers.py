@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from edged.config import ModelConfig
     from edged.decoding.parsing.formats import ToolFormat
     from edged.decoding.parsing.parser import Pieces
-    from edged.worker.messages import Finished, Submit, Tokens
+    from edged.worker.messages import Finished, Tokens
     from edged.worker.stream import Event, RequestStream
 
 _SHOWN = 60
@@ -250,21 +250,6 @@ class AnswerWriter:
                 )
             )
             self._calls += 1
-
-
-def split_answers(submit: Submit) -> list[Submit]:
-    """One request for each answer; that of number i is drawn with the seed and i."""
-    count, sampling = submit.sampling.n, submit.sampling
-    if count == 1:
-        return [submit]
-    return [
-        msgspec.structs.replace(
-            submit,
-            request_id=f"{submit.request_id}-{index}",
-            sampling=msgspec.structs.replace(sampling, n=1, seed=(sampling.seed + index) % 2**64),
-        )
-        for index in range(count)
-    ]
 
 
 async def merged(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, Event], None]:

@@ -12,7 +12,7 @@ import msgspec
 from edged.errors import DeadlineError, EdgedError, FailedPreconditionError, InvalidArgumentError
 from edged.log import get_logger, request_scope
 from edged.metrics.requests import CHAT, TEXT
-from edged.server.answers import AnswerWriter, merged, split_answers
+from edged.server.answers import AnswerWriter, merged
 from edged.server.constraint_checks import ConstraintChecker
 from edged.server.constraints import read_constraint
 from edged.server.embedding import Embedder
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from edged.server.methods import AnyContext
     from edged.server.served_models import ServedModel, ServedModels
     from edged.server.thermal import ThermalGate
-    from edged.worker.stream import RequestStream
     from edged.worker.supervisor import Supervisor
 
 log = get_logger("server")
@@ -228,13 +227,10 @@ class Inference:
         observed: Observation,
     ) -> None:
         """Send everything that the engine says of one request."""
-        streams: list[RequestStream] = []
-        writers: list[AnswerWriter] = []
+        streams = self._supervisor.submit_all(submit, client)
         started = False
         try:
-            for index, each in enumerate(split_answers(submit)):
-                streams.append(self._supervisor.submit(each, client))
-                writers.append(AnswerWriter(answer_format, submit.request_id, index))
+            writers = [AnswerWriter(answer_format, submit.request_id, index) for index in range(len(streams))]
             async with aclosing(merged(streams)) as events:
                 async for index, message in events:
                     observed.note(message)

@@ -30,6 +30,7 @@ from edged.worker.messages import (
     UnloadModel,
 )
 from edged.worker.model_loader import settle
+from edged.worker.request_terms import split_answers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -161,12 +162,7 @@ class EngineLoop:
     def _handle(self, message: ToEngine) -> None:
         """Act on one message."""
         if isinstance(message, Submit):
-            runner = self._by_name.get(message.model)
-            if runner is None:
-                why = f"model {message.model} is not loaded; edgectl load {message.model} loads it"
-                self._channel.send(Failed(message.request_id, Code.FAILED_PRECONDITION.value, why))
-            else:
-                runner.submit(message)
+            self._submit(message)
         elif isinstance(message, Cancel):
             # A request that has ended already is none of the runners': its Finished is on the way.
             if any(runner.cancel(message) for runner in self._by_name.values()):
@@ -181,6 +177,15 @@ class EngineLoop:
             self._draining = True
         elif isinstance(message, Configure):
             _log.warning("a second configuration came and is not looked at")
+
+    def _submit(self, message: Submit) -> None:
+        runner = self._by_name.get(message.model)
+        if runner is not None:
+            runner.submit(message)
+            return
+        why = f"model {message.model} is not loaded; edgectl load {message.model} loads it"
+        for each in split_answers(message):
+            self._channel.send(Failed(each.request_id, Code.FAILED_PRECONDITION.value, why))
 
     def _answer_sessions(self, message: ListSessions | DropSession) -> None:
         runner = self._by_name.get(message.model)

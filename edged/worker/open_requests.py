@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from edged.errors import ResourceExhaustedError
+from edged.errors import InvalidArgumentError, ResourceExhaustedError
 from edged.log import get_logger
+from edged.scheduler.admission import too_many_answers
 from edged.worker.messages import Failed, Finished, Started, Tokens
+from edged.worker.request_terms import split_answers
 from edged.worker.stream import RequestStream, error_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from edged.config import Config
     from edged.errors import EdgedError
-    from edged.worker.messages import ModelReport
+    from edged.worker.messages import ModelReport, Submit
 
 _log = get_logger("supervisor")
 
@@ -30,6 +32,7 @@ class OpenRequests:
 
     def __init__(self, on_cancel: Callable[[RequestStream, str], None], config: Config) -> None:
         self._capacity = config.queue.capacity
+        self._buffer = config.queue.stream_buffer
         self._most_of_client = config.limits.requests_per_client
         self.finished = 0
         """Requests that ended with Finished."""
@@ -54,39 +57,62 @@ class OpenRequests:
         """Models with open requests."""
         return {stream.model for stream in self._streams.values()}
 
-    def check_room(self, model: str, client: str, report: ModelReport) -> None:
-        """Refuse one more request before the engine is asked, where it is certain to be refused.
+    def make(self, message: Submit, client: str, report: ModelReport) -> list[RequestStream]:
+        """The streams of a new request, one for each answer. Refused before the engine is asked is what is certain to be.
 
         Args:
-            model: Name of the model.
-            client: Whose request it is.
-            report: What the engine last said of the model.
+            message: The request.
+            client: Whose it is.
+            report: What the engine last said of its model.
 
         Raises:
-            ResourceExhaustedError: More requests wait than the queue holds, or the client has as many as it may.
+            InvalidArgumentError: Its name is taken, or it asks for more answers than model or client can ever have.
+            ResourceExhaustedError: More answers wait than the queue holds, or the client has as many as it may.
         """
-        if self._pending[model] >= self._capacity + report.max_sequences:
+        self._check_room(message.model, client, report, message.sampling.n)
+        names = [each.request_id for each in split_answers(message)]
+        if not self._streams.keys().isdisjoint(names):
+            raise InvalidArgumentError(f"request id {message.request_id} is in use", field="request_id")
+        return [
+            RequestStream(name, message.model, self._buffer, self._on_cancel, client=client) for name in names
+        ]
+
+    def _check_room(self, model: str, client: str, report: ModelReport, count: int) -> None:
+        most = self._most_of_client if client else 0
+        if count > self._capacity + report.max_sequences:
+            raise too_many_answers(count, report.max_sequences, self._capacity)
+        if most and count > most:
+            raise InvalidArgumentError(
+                f"sampling.n is {count}, and one client may have {most} answers at once (limits.requests_per_client): ask for "
+                f"at most {most}",
+                field="sampling.n",
+            )
+        if self._pending[model] + count > self._capacity + report.max_sequences:
             # More than the queue holds are on their way to it, so it is full.
+            several = f", which is too little room for {count} answers (sampling.n)" if count > 1 else ""
+            waiting = min(self._pending[model], self._capacity)
             raise ResourceExhaustedError(
-                f"{self._capacity} requests wait for model {model} and the queue holds {self._capacity} "
-                f"(queue.capacity): try again in {report.retry_seconds:.1f} s",
+                f"{waiting} requests wait for model {model} and the queue holds {self._capacity} "
+                f"(queue.capacity){several}: try again in {report.retry_seconds:.1f} s",
                 field="queue.capacity",
                 retry_seconds=report.retry_seconds,
             )
-        count, most = self._of_client[client], self._most_of_client
-        if most and client and count >= most:
+        has = self._of_client[client]
+        if most and has + count > most:
+            asked = f" and {count} more are asked for (sampling.n)" if count > 1 else ""
             raise ResourceExhaustedError(
-                f"{count} requests of this client wait or run, and one client may have {most} "
+                f"{has} requests of this client wait or run{asked}, and one client may have {most} "
                 "(limits.requests_per_client): wait until one of them has ended",
                 field="limits.requests_per_client",
                 retry_seconds=report.retry_seconds,
             )
 
-    def add(self, stream: RequestStream) -> None:
+    def add(self, streams: Iterable[RequestStream]) -> None:
         """Take a request that the engine has been sent."""
-        self._streams[stream.request_id] = stream
-        self._pending[stream.model] += 1
-        self._of_client[stream.client] += 1
+        for stream in streams:
+            self._streams[stream.request_id] = stream
+            self._pending[stream.model] += 1
+            self._of_client[stream.client] += 1
 
     def give(self, message: Started | Tokens | Finished | Failed) -> None:
         """Give what the engine said to the reader it is for; nobody's if its request has ended already."""

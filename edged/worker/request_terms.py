@@ -1,12 +1,29 @@
-"""What follows from a request's own terms: the tokens it has at least, and how far it came before its deadline."""
+"""What follows from a request's own terms: its answers, the tokens it has at least, and how far it came before its deadline."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 if TYPE_CHECKING:
     from edged.scheduler.request import Request
     from edged.worker.messages import Submit
+
+
+def split_answers(submit: Submit) -> list[Submit]:
+    """One request for each answer; that of number i is drawn with the seed and i."""
+    count, sampling = submit.sampling.n, submit.sampling
+    if count == 1:
+        return [submit]
+    return [
+        msgspec.structs.replace(
+            submit,
+            request_id=f"{submit.request_id}-{index}",
+            sampling=msgspec.structs.replace(sampling, n=1, seed=(sampling.seed + index) % 2**64),
+        )
+        for index in range(count)
+    ]
 
 
 def least_tokens(message: Submit) -> int:

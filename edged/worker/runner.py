@@ -25,7 +25,7 @@ from edged.worker.messages import (
     Timings,
     Tokens,
 )
-from edged.worker.request_terms import deadline_message
+from edged.worker.request_terms import deadline_message, split_answers
 from edged.worker.speculation import make_speculator
 
 if TYPE_CHECKING:
@@ -108,13 +108,15 @@ class ModelRunner:
         return self._scheduler.has_work
 
     def submit(self, message: Submit) -> None:
-        """Take a request; one that is refused ends with Failed."""
+        """Take a request with all its answers; of one that is refused each ends with Failed."""
         now = time.monotonic()
+        answers = split_answers(message)
         try:
-            request = self._intake.make_request(message, now)
-            self._scheduler.submit(request, now)
+            requests = [self._intake.make_request(each, now) for each in answers]
+            self._scheduler.submit_all(requests, now)
         except EdgedError as error:
-            self._fail(message.request_id, error.code, error.message, error.retry_seconds, error.field)
+            for each in answers:
+                self._fail(each.request_id, error.code, error.message, error.retry_seconds, error.field)
             return
         _log.debug(
             "request taken",

@@ -47,12 +47,12 @@ from edged.worker.process import ENGINE_COMMAND, EngineProcess
 from edged.worker.queries import Queries
 from edged.worker.restarts import RestartPolicy
 from edged.worker.state import State, StateKeeper
-from edged.worker.stream import RequestStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from edged.config import Config
+    from edged.worker.stream import RequestStream
 
 _log = get_logger("supervisor")
 
@@ -174,14 +174,18 @@ class Supervisor:
             self._engine.kill()
 
     def submit(self, message: Submit, client: str = "") -> RequestStream:
-        """Hand a request to the engine.
+        """As :meth:`submit_all`, for a request of one answer. Leave the stream as a context manager."""
+        return self.submit_all(message, client)[0]
+
+    def submit_all(self, message: Submit, client: str = "") -> list[RequestStream]:
+        """Hand a request to the engine, which takes all of its answers or none.
 
         Args:
             message: The request.
             client: Whose request it is, for ``limits.requests_per_client``; empty where nobody counts.
 
         Returns:
-            Its events. Leave it as a context manager or call ``cancel`` when the reader goes away.
+            The events of each answer. Call ``cancel`` of each when the reader goes away.
 
         Raises:
             UnavailableError: The engine or the model does not serve now; ``retry_seconds`` says when it is expected to.
@@ -189,26 +193,22 @@ class Supervisor:
             FailedPreconditionError: The model is not loaded.
             ResourceExhaustedError: More requests wait than the queue holds, known before the engine is asked, or the client
                 has as many requests as one client may.
-            InvalidArgumentError: The request id is in use, or the message is too large for the channel.
+            InvalidArgumentError: The request id is in use, the message is too large for the channel, or more answers are
+                asked for than there can be at once.
         """
         engine = self._engine
         if self._keeper.now is not State.SERVING or engine is None:
             raise self._unavailable()
         report = self._states.find_ready(message.model)
-        self._requests.check_room(message.model, client, report)
+        streams = self._requests.make(message, client, report)
         self._residency.use(message.model)
-        if message.request_id in self._requests:
-            raise InvalidArgumentError(f"request id {message.request_id} is in use", field="request_id")
-        stream = RequestStream(
-            message.request_id, message.model, self._config.queue.stream_buffer, self._cancel, client=client
-        )
         try:
             engine.send(message)
         except ChannelError as error:
             raise InvalidArgumentError(f"the request is too large: {error}") from error
-        self._requests.add(stream)
+        self._requests.add(streams)
         self.life.tell(self._watch)
-        return stream
+        return streams
 
     async def ask(self, model: str, message_of: Callable[[int], Message]) -> Answered:
         """Ask the engine something about a model and wait for its answer.
@@ -324,7 +324,9 @@ class Supervisor:
             engine.kill()
         _log.info("engine started", engine_pid=engine.pid)
         looking = asyncio.create_task(
-            watch.end_if_it_hangs(engine, self._become_unavailable, lambda: self.life.tell(watch, looked=True)),
+            watch.end_if_it_hangs(
+                engine, self._become_unavailable, lambda: self.life.tell(watch, looked=True)
+            ),
             name="edged-watchdog",
         )
         try:

@@ -15,9 +15,10 @@ from edged.decoding.parsing.formats import TOOL_FORMATS
 from edged.decoding.sampling import Sampling
 from edged.decoding.stops import Stops
 from edged.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
-from edged.server.answers import AnswerWriter, ModelFormats, merged, split_answers
+from edged.server.answers import AnswerWriter, ModelFormats, merged
 from edged.v1 import inference_pb2, types_pb2
 from edged.worker.messages import Finished, Submit, Tokens
+from edged.worker.request_terms import split_answers
 
 TEMPLATES = Path(__file__).parent.parent / "checkpoint" / "templates"
 TOOL = json.dumps({"type": "function", "function": {"name": "go", "parameters": {"type": "object"}}})
