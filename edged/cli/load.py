@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from edged.cli.connection import connect
-from edged.cli.options import AddressOption, TimeoutOption
+from edged.cli.options import AddressOption, duration
 from edged.cli.terminal import show
 
 
@@ -13,7 +13,16 @@ def command(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The model, as the configuration names it.")],
     *,
     address: AddressOption = None,
-    timeout: TimeoutOption = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout",
+            metavar="DURATION",
+            parser=duration,
+            help="Wait no longer than this, such as 30s; a load that has begun goes on.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Load a model and wait until it serves.
 

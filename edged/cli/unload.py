@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from edged.cli.connection import connect
-from edged.cli.options import AddressOption, TimeoutOption
+from edged.cli.options import AddressOption, duration
 from edged.cli.terminal import show
 
 
@@ -19,7 +19,16 @@ def command(
             "--cancel", help="End its requests at once instead of waiting for them.", show_default=False
         ),
     ] = False,
-    timeout: TimeoutOption = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout",
+            metavar="DURATION",
+            parser=duration,
+            help="Wait no longer than this, such as 30s; a model that still has requests then serves on.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Refuse new requests for a model, wait for those that run, and give its memory back.
 

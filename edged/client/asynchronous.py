@@ -14,7 +14,7 @@ from edged.client.attempts import Attempts
 from edged.client.channel import open_channel
 from edged.client.credentials import Credentials
 from edged.client.events import Answer, AnswerBuilder, Event, Started, read_event
-from edged.client.failures import read_failure
+from edged.client.failures import LATE, LATE_ANSWER, LATE_VECTORS, read_failure
 from edged.client.readiness import POLL_SECONDS, Readiness
 from edged.client.requests import (
     EmbedInputs,
@@ -68,7 +68,7 @@ class AsyncGeneration:
                         async for event in events:
                             yield event
                 except grpc.RpcError as failure:
-                    error = read_failure(failure, self._address, self._timeout)
+                    error = read_failure(failure, self._address, self._timeout, LATE_ANSWER)
                 else:
                     return
                 if self.delivered:
@@ -179,7 +179,7 @@ class AsyncClient:
     ) -> tuple[tuple[float, ...], ...]:
         """Vectors of texts; see :meth:`edged.client.blocking.Client.embed`."""
         request = embed_request(inputs, model=model, pooling=pooling, normalize=normalize, priority=priority)
-        response = await self._ask(self._inference.Embed, request, timeout)
+        response = await self._ask(self._inference.Embed, request, timeout, LATE_VECTORS)
         return tuple(tuple(embedding.values) for embedding in response.embeddings)
 
     async def tokenize(
@@ -239,14 +239,20 @@ class AsyncClient:
                     return status
             await asyncio.sleep(min(POLL_SECONDS, left))
 
-    async def _ask(self, method: Any, request: Message, timeout: float | None) -> Any:  # noqa: ANN401 - of gRPC
+    async def _ask(
+        self,
+        method: Any,  # noqa: ANN401 - of gRPC
+        request: Message,
+        timeout: float | None,
+        late: str = LATE,
+    ) -> Any:  # noqa: ANN401 - of gRPC
         """The answer to a question that changes nothing, asked again where it may be."""
         attempts = Attempts(timeout, patient=self._wait)
         while True:
             try:
                 return await method(request, timeout=attempts.left(), wait_for_ready=self._wait)
             except grpc.RpcError as failure:
-                error = read_failure(failure, self.address, timeout)
+                error = read_failure(failure, self.address, timeout, late)
             await asyncio.sleep(attempts.pause(error))
 
     @contextmanager

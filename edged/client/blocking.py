@@ -12,7 +12,7 @@ from edged.client.address import Address, default_address
 from edged.client.attempts import Attempts
 from edged.client.channel import open_channel
 from edged.client.credentials import Credentials
-from edged.client.failures import read_failure
+from edged.client.failures import LATE, LATE_VECTORS, late_load, late_unload, read_failure
 from edged.client.generation import Generation
 from edged.client.readiness import POLL_SECONDS, Readiness
 from edged.client.requests import (
@@ -120,7 +120,7 @@ class Client:
             EdgedError: The daemon refused.
         """
         request = embed_request(inputs, model=model, pooling=pooling, normalize=normalize, priority=priority)
-        response = self._ask(self._inference.Embed, request, timeout)
+        response = self._ask(self._inference.Embed, request, timeout, LATE_VECTORS)
         return tuple(tuple(embedding.values) for embedding in response.embeddings)
 
     def tokenize(
@@ -226,9 +226,10 @@ class Client:
         Raises:
             ResourceExhaustedError: It does not fit beside models that answer requests.
             FailedPreconditionError: It is loaded, or its folder is damaged.
+            DeadlineError: It does not serve within ``timeout``; a load that has begun goes on.
             EdgedError: The daemon refused.
         """
-        with self._failures(timeout):
+        with self._failures(timeout, late_load(name)):
             response: control_pb2.LoadModelResponse = self._control.LoadModel(
                 control_pb2.LoadModelRequest(name=name), timeout=timeout, wait_for_ready=self._wait
             )
@@ -243,7 +244,7 @@ class Client:
             EdgedError: The daemon refused.
         """
         request = control_pb2.UnloadModelRequest(name=name, cancel_requests=cancel_requests)
-        with self._failures(timeout):
+        with self._failures(timeout, late_unload(name, cancel=cancel_requests)):
             self._control.UnloadModel(request, timeout=timeout, wait_for_ready=self._wait)
 
     def wait_ready(self, timeout: float = 60.0) -> control_pb2.GetStatusResponse:
@@ -265,19 +266,25 @@ class Client:
                     return status
             time.sleep(min(POLL_SECONDS, left))
 
-    def _ask(self, method: Any, request: Message, timeout: float | None) -> Any:  # noqa: ANN401 - of gRPC
+    def _ask(
+        self,
+        method: Any,  # noqa: ANN401 - of gRPC
+        request: Message,
+        timeout: float | None,
+        late: str = LATE,
+    ) -> Any:  # noqa: ANN401 - of gRPC
         """The answer to a question that changes nothing, asked again where it may be."""
         attempts = Attempts(timeout, patient=self._wait)
         while True:
             try:
                 return method(request, timeout=attempts.left(), wait_for_ready=self._wait)
             except grpc.RpcError as failure:
-                error = read_failure(failure, self.address, timeout)
+                error = read_failure(failure, self.address, timeout, late)
             time.sleep(attempts.pause(error))
 
     @contextmanager
-    def _failures(self, timeout: float | None) -> Iterator[None]:
+    def _failures(self, timeout: float | None, late: str = LATE) -> Iterator[None]:
         try:
             yield
         except grpc.RpcError as failure:
-            raise read_failure(failure, self.address, timeout) from None
+            raise read_failure(failure, self.address, timeout, late) from None

@@ -28,14 +28,44 @@ _NEAREST = {
     grpc.StatusCode.OUT_OF_RANGE: Code.INVALID_ARGUMENT,
 }
 
+LATE = "allow more time"
+"""What to do about a call that was not answered in time."""
+LATE_ANSWER = "allow more time or ask for fewer tokens"
+"""The same of a generation."""
+LATE_VECTORS = "allow more time or send fewer inputs"
+"""The same of embeddings."""
 
-def read_failure(failure: grpc.RpcError, address: Address, timeout: float | None) -> EdgedError:
+
+def late_load(model: str) -> str:
+    """The same of loading ``model``, which the daemon goes on with."""
+    return f"model {model} does not serve yet; a load that has begun goes on, and edgectl status shows how far it is"
+
+
+def late_unload(model: str, *, cancel: bool) -> str:
+    """The same of unloading ``model``.
+
+    Args:
+        model: Its name.
+        cancel: Whether its requests were not waited for.
+    """
+    if cancel:
+        return f"model {model} is not unloaded yet; what has begun goes on, and edgectl status shows how far it is"
+    return (
+        f"model {model} had requests still and serves on, unless edgectl status shows it unloaded by now; allow more time, "
+        "or end its requests with --cancel (cancel_requests)"
+    )
+
+
+def read_failure(
+    failure: grpc.RpcError, address: Address, timeout: float | None, late: str = LATE
+) -> EdgedError:
     """The typed error of a failed call.
 
     Args:
         failure: What gRPC raised.
         address: Where the call went.
         timeout: The call's timeout in seconds, for the message.
+        late: How things stand once that has passed, and what to do.
     """
     status: grpc.StatusCode = failure.code()
     message: str = failure.details() or status.name
@@ -43,9 +73,7 @@ def read_failure(failure: grpc.RpcError, address: Address, timeout: float | None
     code = _NEAREST.get(status) or Code(status.value[0])
     if code is Code.DEADLINE_EXCEEDED and timeout is not None and "deadline exceeded" in message.lower():
         # gRPC's own words; a refusal by the daemon says what it expected.
-        message = (
-            f"no complete answer within the timeout of {timeout:g} s; allow more time or ask for fewer tokens"
-        )
+        message = f"no complete answer within the timeout of {timeout:g} s: {late}"
     if code is Code.CANCELLED and message == status.name:
         # gRPC's word for a call that a server ended by stopping; our own reasons and a client's cancel have texts.
         code, message = Code.UNAVAILABLE, "the daemon stopped before it had answered"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from edged.client.events import Answer, AnswerBuilder, Event, Started, read_event
-from edged.client.failures import read_failure
+from edged.client.failures import LATE_ANSWER, read_failure
 from edged.errors import CancelledError, EdgedError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Generation:
                 try:
                     yield from self._events()
                 except grpc.RpcError as failure:
-                    error = read_failure(failure, self._address, self._timeout)
+                    error = read_failure(failure, self._address, self._timeout, LATE_ANSWER)
                 else:
                     return
                 if self.delivered:

@@ -12,7 +12,7 @@ import grpc
 
 from edged.client import Client
 from edged.client.address import Address
-from edged.client.failures import read_failure
+from edged.client.failures import LATE, LATE_ANSWER, late_load, late_unload, read_failure
 from edged.errors import CancelledError, UnavailableError
 from edged.v1 import control_pb2, control_pb2_grpc
 
@@ -39,6 +39,18 @@ def test_a_call_that_the_stopping_daemon_ended_is_unavailable(tmp_path):
     assert isinstance(ended, UnavailableError)
     own = read_failure(Failure(grpc.StatusCode.CANCELLED, "Locally cancelled by application!"), address, None)
     assert isinstance(own, CancelledError)
+
+
+def test_a_call_that_took_too_long_says_what_to_do_about_that_call(tmp_path):
+    address = Address(f"unix:{tmp_path}/s")
+    failure = Failure(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+    said = {
+        late: read_failure(failure, address, 1.5, late).message
+        for late in (LATE, LATE_ANSWER, late_load("m"), late_unload("m", cancel=False))
+    }
+    assert all(f"within the timeout of 1.5 s: {late}" in message for late, message in said.items())
+    assert [late for late in said if "fewer tokens" in said[late]] == [LATE_ANSWER]
+    assert "--cancel" not in read_failure(failure, address, 1.5, late_unload("m", cancel=True)).message
 
 
 class Control(control_pb2_grpc.ControlServicer):

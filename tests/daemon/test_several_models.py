@@ -114,7 +114,8 @@ def test_a_model_that_answers_is_not_evicted_and_unloading_waits_for_it(client):
     next(running)
     with pytest.raises(errors.ResourceExhaustedError, match="first answers requests and stays"):
         client.load_model("second")
-    with pytest.raises(errors.DeadlineError):
+    late = r"0.1 s: model first had requests still and serves on.*--cancel"
+    with pytest.raises(errors.DeadlineError, match=late):
         client.unload_model("first", timeout=0.1)
     end = time.monotonic() + 60
     while states(client)["first"] != control_pb2.STATE_SERVING:  # it serves on
@@ -126,7 +127,9 @@ def test_a_model_that_answers_is_not_evicted_and_unloading_waits_for_it(client):
 
 
 def test_a_load_whose_caller_left_is_brought_to_its_end(client):
-    with pytest.raises(errors.DeadlineError):
+    with pytest.raises(
+        errors.DeadlineError, match=r"0.1 s: model second does not serve yet; a load that has"
+    ):
         client.load_model("second", timeout=0.1)
     end = time.monotonic() + 60
     while states(client)["second"] != control_pb2.STATE_SERVING:
