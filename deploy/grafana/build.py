@@ -47,9 +47,14 @@ PANELS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
         + rate("edged_requests_failed_total", "error_type"),
     ),
     ("Latency", "row", "", []),
-    ("Time to first token", "timeseries", "s", quantiles("gen_ai_server_time_to_first_token_seconds")),
-    ("Between two tokens", "timeseries", "s", quantiles("edged_inter_token_latency_seconds")),
-    ("Time per output token", "timeseries", "s", quantiles("gen_ai_server_time_per_output_token_seconds")),
+    ("Time to first token (TTFT)", "timeseries", "s", quantiles("gen_ai_server_time_to_first_token_seconds")),
+    ("Between two messages (ITL)", "timeseries", "s", quantiles("edged_inter_token_latency_seconds")),
+    (
+        "Time per output token (TPOT)",
+        "timeseries",
+        "s",
+        quantiles("gen_ai_server_time_per_output_token_seconds"),
+    ),
     ("Queue time", "timeseries", "s", quantiles("edged_queue_time_seconds")),
     ("Request duration", "timeseries", "s", quantiles("gen_ai_server_request_duration_seconds")),
     (

@@ -121,7 +121,7 @@ def command(
     wait: WaitOption = None,
     timeout: TimeoutOption = None,
 ) -> int:
-    """Send a load of requests and print time to first token, time between tokens and throughput.
+    """Send a load of requests and print time to first token, per output token and between messages, and throughput.
 
     Times are what this client sees; those of an open loop count from when a request was due. --timeout is each
     request's deadline. Answers have exactly their drawn length, and lengths that the context cannot hold are refused;

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from edged.cli.bench_report import token_gaps
+from edged.cli.bench_report import message_gaps, token_times
 from edged.errors import FailedPreconditionError
 from edged.whole_file import whole_file
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from edged.cli.bench_run import Outcome
@@ -48,24 +48,29 @@ def draw(outcomes: Sequence[Outcome], title: str, file: Path) -> None:
     """
     plt = load_pyplot()
     answered = [outcome for outcome in outcomes if outcome.code == "OK"]
-    figure, (first, gaps, over_time) = plt.subplots(1, 3, figsize=(15, 4.2), constrained_layout=True)
+    figure, (first, between, over_time) = plt.subplots(1, 3, figsize=(15, 4.2), constrained_layout=True)
     figure.suptitle(title)
     times = [outcome.first_token for outcome in answered if outcome.first_token is not None]
-    _cumulative(first, times, "time to first token (ms)")
+    _cumulative(first, {"": times}, "time to first token (ms)")
+    gaps = [gap for outcome in answered for gap in message_gaps(outcome)]
     _cumulative(
-        gaps, [gap for outcome in answered for gap in token_gaps(outcome)], "time between tokens (ms)"
+        between,
+        {"between messages (ITL)": gaps, "per output token (TPOT)": token_times(answered)},
+        "time between messages and per token (ms)",
     )
+    between.legend()
     _over_time(over_time, outcomes)
     with whole_file(file) as opened:
         figure.savefig(opened, format="svg")
     plt.close(figure)
 
 
-def _cumulative(axes: Any, values: Sequence[float], label: str) -> None:  # noqa: ANN401 - matplotlib's
-    """Share of the values up to each value."""
-    ordered = sorted(value * 1e3 for value in values)
-    shares = [100 * (index + 1) / len(ordered) for index in range(len(ordered))]
-    axes.step(ordered, shares, where="post")
+def _cumulative(axes: Any, curves: Mapping[str, Sequence[float]], label: str) -> None:  # noqa: ANN401 - matplotlib's
+    """Share of a curve's values up to each value."""
+    for name, values in curves.items():
+        ordered = sorted(value * 1e3 for value in values)
+        shares = [100 * (index + 1) / len(ordered) for index in range(len(ordered))]
+        axes.step(ordered, shares, where="post", label=name or None)
     for part in (50, 90, 99):
         axes.axhline(part, linewidth=0.5, linestyle=":")
     axes.set_xlabel(label)

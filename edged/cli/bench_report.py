@@ -16,9 +16,15 @@ if TYPE_CHECKING:
 PARTS = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 
 
-def token_gaps(outcome: Outcome) -> list[float]:
-    """Times between the tokens of one answer; those of one step count as one."""
-    return [later - earlier for earlier, later in pairwise(sorted(set(outcome.token_times)))]
+def message_gaps(outcome: Outcome) -> list[float]:
+    """Times between the messages of one answer (ITL): a message has the tokens of a step."""
+    return [later - earlier for earlier, later in pairwise(outcome.message_times)]
+
+
+def token_times(outcomes: Sequence[Outcome]) -> list[float]:
+    """The mean time of a token after the first (TPOT), of each answer that has two."""
+    times = [outcome.token_times for outcome in outcomes]
+    return [(each[-1] - each[0]) / (len(each) - 1) for each in times if len(each) > 1]
 
 
 def distribution(values: Sequence[float]) -> dict[str, float]:
@@ -36,10 +42,11 @@ def distribution(values: Sequence[float]) -> dict[str, float]:
 
 
 def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Throughput, TTFT, ITL and end-to-end times of what was answered, and how requests ended."""
+    """Throughput, TTFT, TPOT, ITL and end-to-end times of what was answered, and how requests ended."""
     answered = [outcome for outcome in outcomes if outcome.code == "OK"]
     seconds = max((outcome.ended for outcome in outcomes), default=0.0)
     tokens = sum(len(outcome.token_times) for outcome in outcomes)
+    messages = sum(len(outcome.message_times) for outcome in outcomes)
     prompt = sum(outcome.prompt_tokens for outcome in answered)
     cached = sum(outcome.cached_tokens for outcome in answered)
     rate = (lambda count: count / seconds) if seconds else (lambda _: 0.0)
@@ -49,13 +56,15 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "requests_per_second": rate(len(answered)),
         "output_tokens": tokens,
         "output_tokens_per_second": rate(tokens),
+        "output_tokens_per_message": tokens / messages if messages else 0.0,
         "prompt_tokens": prompt,
         "prompt_tokens_per_second": rate(prompt),
         "cached_tokens": cached,
         "time_to_first_token_seconds": distribution(
             [outcome.first_token for outcome in answered if outcome.first_token is not None]
         ),
-        "inter_token_latency_seconds": distribution([gap for each in answered for gap in token_gaps(each)]),
+        "time_per_output_token_seconds": distribution(token_times(answered)),
+        "inter_token_latency_seconds": distribution([gap for each in answered for gap in message_gaps(each)]),
         "request_seconds": distribution([outcome.ended - outcome.due for outcome in answered]),
     }
 
@@ -84,8 +93,9 @@ def tables(result: dict[str, Any]) -> list[Table | str]:
     for heading in ("mean", "p50", "p90", "p99", "max"):
         times.add_column(heading, justify="right")
     for name, key in (
-        ("time to first token", "time_to_first_token_seconds"),
-        ("between tokens", "inter_token_latency_seconds"),
+        ("time to first token (TTFT)", "time_to_first_token_seconds"),
+        ("time per output token (TPOT)", "time_per_output_token_seconds"),
+        ("between messages (ITL)", "inter_token_latency_seconds"),
         ("whole request", "request_seconds"),
     ):
         values = result[key]
@@ -97,7 +107,10 @@ def tables(result: dict[str, Any]) -> list[Table | str]:
     hits = f", {result['cached_tokens']} of them cached" if result["cached_tokens"] else ""
     return [
         f"requests    {ends} in {result['seconds']:.1f} s, {result['requests_per_second']:.2f} a second",
-        f"generated   {result['output_tokens']} tokens, {result['output_tokens_per_second']:.1f} a second",
+        (
+            f"generated   {result['output_tokens']} tokens, {result['output_tokens_per_second']:.1f} a second, "
+            f"{result['output_tokens_per_message']:.2f} a message"
+        ),
         f"prompts     {result['prompt_tokens']} tokens, {result['prompt_tokens_per_second']:.1f} a second{hits}",
         "",
         times,

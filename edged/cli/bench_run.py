@@ -26,7 +26,8 @@ class Outcome:
             hides nothing.
         prompt_tokens: Tokens of the prompt.
         cached_tokens: Those of them that the daemon found in its cache.
-        token_times: When tokens came; several of one step have one time each.
+        message_times: When messages with tokens came.
+        token_times: When tokens came: each of a message has its time.
         ended: When the call ended.
         code: ``OK`` or the name of the status.
         message: The error's words.
@@ -36,6 +37,7 @@ class Outcome:
     due: float
     prompt_tokens: int
     cached_tokens: int = 0
+    message_times: list[float] = field(default_factory=list)
     token_times: list[float] = field(default_factory=list)
     ended: float = 0.0
     code: str = "OK"
@@ -117,6 +119,8 @@ async def _receive(
     async for event in generation:
         if isinstance(event, Chunk):
             now = time.perf_counter() - start
+            if event.token_ids:
+                outcome.message_times.append(now)
             outcome.token_times.extend([now] * len(event.token_ids))
         elif isinstance(event, Started):
             outcome.cached_tokens = event.cached_tokens

@@ -95,12 +95,17 @@ def _models_table(status: control_pb2.GetStatusResponse) -> Table:
 
 
 def _speeds_table(models: list[control_pb2.ModelStatus]) -> Table:
-    """What requests see (TTFT: time to first token; ITL: time between two tokens) and what the cache saves."""
+    """What requests see and what the cache saves.
+
+    TTFT: time to first token; TPOT: mean time of a token after it, in one answer; ITL: between two messages, each with
+    the tokens of a step.
+    """
     table = _table(("",), tuple(model.name for model in models))
     for name, show_one in (
         ("prompt tok/s", lambda model: f"{model.prompt_tokens_per_second:.1f}"),
         ("answer tok/s", lambda model: f"{model.generated_tokens_per_second:.1f}"),
         ("TTFT p50/p90/p99", lambda model: _times(model.time_to_first_token)),
+        ("TPOT p50/p90/p99", lambda model: _times(model.time_per_output_token)),
         ("ITL p50/p90/p99", lambda model: _times(model.inter_token_latency)),
         ("queue p50/p90/p99", lambda model: _times(model.queue_time)),
         ("cached prompt tok", _cache_hits),

@@ -58,7 +58,7 @@ class RequestMetrics:
         )
         self.per_token = histogram(
             "gen_ai_server_time_per_output_token_seconds",
-            "Mean time of a token after the first, one value a finished request.",
+            "Mean time of a token after the first (TPOT), one value a finished request.",
             _TOKEN,
         )
         self.duration = histogram(
@@ -67,8 +67,10 @@ class RequestMetrics:
             _DURATION,
             "error_type",
         )
-        self.between_tokens = histogram(
-            "edged_inter_token_latency_seconds", "Between two messages with tokens of one request.", _TOKEN
+        self.between_messages = histogram(
+            "edged_inter_token_latency_seconds",
+            "Between two messages with tokens of one request (ITL); one has all tokens of a step.",
+            _TOKEN,
         )
         self.queue = histogram(
             "edged_queue_time_seconds", "From a request's arrival to its start.", _DURATION
@@ -169,7 +171,7 @@ class Observation:
                 self.first_at = now
                 metrics.first_token.labels(*self._labels).observe(now - self._arrived)
             else:
-                metrics.between_tokens.labels(*self._labels).observe(now - self._last)
+                metrics.between_messages.labels(*self._labels).observe(now - self._last)
             self._last = now
         elif isinstance(message, Started):
             self.started_at = now

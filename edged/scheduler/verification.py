@@ -40,8 +40,6 @@ class Verification:
         """What became final with them."""
         self.logprobs: list[Logprobs] = []
         """One a token, where the request asks for them."""
-        self.draws = 0
-        """Tokens among them that were drawn; the grammar forced the others."""
         self.forbidden = False
         """Whether a draw found every token forbidden."""
         self._request = request
@@ -86,7 +84,6 @@ class Verification:
             self.forbidden = True
             return
         taken, text = self._request.take(token)
-        self.draws += 1
         self.taken += taken
         self.text += text
         for each in taken:

@@ -48,7 +48,8 @@ def add_report(status: control_pb2.ModelStatus, report: ModelReport) -> None:
         status.prompt_tokens_per_second = report.prompt_rate
         status.generated_tokens_per_second = report.generated_rate
     status.time_to_first_token.CopyFrom(_percentiles(report.first_token))
-    status.inter_token_latency.CopyFrom(_percentiles(report.between_tokens))
+    status.inter_token_latency.CopyFrom(_percentiles(report.between_messages))
+    status.time_per_output_token.CopyFrom(_percentiles(report.per_token))
     status.queue_time.CopyFrom(_percentiles(report.queue_time))
 
 

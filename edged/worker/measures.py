@@ -148,7 +148,8 @@ class SpeedBook:
 
     def __init__(self) -> None:
         self.first_token = Histogram()
-        self.between_tokens = Histogram()
+        self.between_messages = Histogram()
+        self.per_token = Histogram()
         self.queue = Histogram()
         self.prompt = Rate()
         self.generated = Rate()

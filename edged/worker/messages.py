@@ -213,8 +213,10 @@ class ModelReport(msgspec.Struct, frozen=True):
     """Tokens generated a second, lately."""
     first_token: Percentiles = Percentiles()
     """From a request's arrival to its first token."""
-    between_tokens: Percentiles = Percentiles()
-    """Between two tokens of one request."""
+    between_messages: Percentiles = Percentiles()
+    """Between two messages with tokens of one request (ITL)."""
+    per_token: Percentiles = Percentiles()
+    """Mean time of a token after the first, of each answer that finished (TPOT)."""
     queue_time: Percentiles = Percentiles()
     """From a request's arrival to its start."""
     speculation: str = "off"

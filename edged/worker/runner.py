@@ -212,7 +212,7 @@ class ModelRunner:
         if token == NO_TOKEN:
             return 0, True
         logprobs = last_logprobs(request.host, self._texts)
-        self._note_tokens(request, 1, now)
+        self._note_tokens(request, now)
         taken, text = request.take(token)
         self._send(Tokens(request.request_id, taken, text, seconds, logprobs))
         return len(taken), False
@@ -224,7 +224,7 @@ class ModelRunner:
         taken = tuple(verification.taken)
         if taken:
             logprobs = tuple(token_logprobs(found, self._texts) for found in verification.logprobs)
-            self._note_tokens(request, verification.draws, now)
+            self._note_tokens(request, now)
             self._send(Tokens(request.request_id, taken, verification.text, seconds, logprobs))
         self._scheduler.verified(request)
         return len(taken), verification.forbidden
@@ -284,7 +284,8 @@ class ModelRunner:
             prompt_rate=speeds.prompt.per_second(now),
             generated_rate=speeds.generated.per_second(now),
             first_token=speeds.first_token.percentiles(),
-            between_tokens=speeds.between_tokens.percentiles(),
+            between_messages=speeds.between_messages.percentiles(),
+            per_token=speeds.per_token.percentiles(),
             queue_time=speeds.queue.percentiles(),
             speculation=config.speculation.method,
             drafted_tokens=0 if self._speculator is None else self._speculator.drafted,
@@ -311,14 +312,13 @@ class ModelRunner:
         """
         self._scheduler.check()
 
-    def _note_tokens(self, request: Request, draws: int, now: float) -> None:
-        """Keep the times of a request's tokens; those that one step gave share its time."""
+    def _note_tokens(self, request: Request, now: float) -> None:
+        """Keep the times of a request's messages with tokens: one for each step that gave it any."""
         if request.first_token_at == 0.0:
             request.first_token_at = now
             self._speeds.first_token.add(now - request.arrived, now)
         else:
-            for _ in range(draws):
-                self._speeds.between_tokens.add((now - request.last_token_at) / draws, now)
+            self._speeds.between_messages.add(now - request.last_token_at, now)
         request.last_token_at = now
 
     def _send_started(self) -> None:
@@ -336,6 +336,8 @@ class ModelRunner:
         finish = answer.finish
         assert finish is not None, "only an answer that ended is finished"  # noqa: S101
         drafts = request.drafts
+        if answer.generated > 1:
+            self._speeds.per_token.add((now - request.first_token_at) / (answer.generated - 1), now)
         self._send(
             Finished(
                 request.request_id,

@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from edged.cli.bench_load import Lengths, Load, cuts
-from edged.cli.bench_report import distribution, figures, token_gaps
+from edged.cli.bench_report import distribution, figures, message_gaps
 from edged.cli.bench_run import Outcome
 from edged.cli.exit_codes import ExitCode
 from edged.errors import InvalidArgumentError
@@ -132,12 +132,16 @@ def test_figures_are_what_they_are_called():
     found = distribution(random.Random(1).sample(values, 200))
     assert (found["p50"], found["p90"], found["p99"], found["max"]) == (0.1, 0.18, 0.198, 0.2)
     assert distribution([]) == {"count": 0}
-    good = Outcome(0, 1.0, 30, 16, [1.5, 1.6, 1.6, 1.9], 2.0)
-    bad = Outcome(1, 1.0, 30, 0, [], 4.0, "UNAVAILABLE", "gone")
-    assert token_gaps(good) == pytest.approx([0.1, 0.3])
+    good = Outcome(0, 1.0, 30, 16, [1.5, 1.6, 1.9], [1.5, 1.6, 1.6, 1.9], 2.0)
+    bad = Outcome(1, 1.0, 30, 0, [], [], 4.0, "UNAVAILABLE", "gone")
+    assert message_gaps(good) == pytest.approx([0.1, 0.3])
     result = figures([good, bad])
     assert result["requests"] == {"OK": 1, "UNAVAILABLE": 1}
     assert result["output_tokens_per_second"] == 1.0
+    assert result["output_tokens_per_message"] == pytest.approx(4 / 3)
+    assert result["inter_token_latency_seconds"]["max"] == pytest.approx(0.3)
+    times = result["time_per_output_token_seconds"]
+    assert (times["count"], times["p50"]) == (1, pytest.approx(0.4 / 3))
     assert result["time_to_first_token_seconds"]["p50"] == 0.5
     assert result["request_seconds"]["max"] == 1.0
     assert (result["prompt_tokens"], result["cached_tokens"]) == (30, 16)

@@ -55,6 +55,18 @@ def test_the_text_is_the_same_and_the_drafts_are_counted(speculating):
     assert model.pages_free == model.pages
 
 
+def test_a_message_may_have_several_tokens_and_its_time_is_no_tokens(speculating):
+    with speculating.client() as client:
+        before = client.status().models[0]
+        events = list(client.generate(PROMPT, max_tokens=24, timeout=120, temperature=0.0))
+        (after,) = client.status().models
+    messages = [len(event.token_ids) for event in events if getattr(event, "token_ids", ())]
+    assert max(messages) > 1
+    gaps = after.inter_token_latency.count - before.inter_token_latency.count
+    assert len(messages) - 1 <= gaps < sum(messages) - 1
+    assert after.time_per_output_token.count - before.time_per_output_token.count == 1
+
+
 def test_logprobs_come_one_a_token(speculating):
     options = {"temperature": 0.0, "logprobs": True, "top_logprobs": 2}
     with speculating.client() as client:
