@@ -136,7 +136,7 @@ def test_open_requests_end_once_each_and_are_counted():
 
     def add(name):
         stream = RequestStream(name, "m", 8, lambda *_: None)
-        table.add(stream)
+        table.add([stream])
         return stream
 
     streams = {name: add(name) for name in ("done", "bad", "slow", "lost", "waits")}
