@@ -366,8 +366,8 @@ class Supervisor:
             self._keeper.set(State.RESTARTING)
 
     def _forget_models(self) -> None:
-        """No engine holds the models: show them as the configuration has them."""
-        self._states.forget(self._residency.loaded)
+        """No engine holds the models: show them as the next one will, where there will be one."""
+        self._states.forget(() if self._stopping.is_set() else self._residency.loaded)
         self.loading = {}
 
     def _lose_requests(self, why: str) -> None:

@@ -299,6 +299,9 @@ def test_draining_finishes_what_runs_and_refuses_what_comes():
         await stopping
         assert supervisor.engine_pid == 0
         assert supervisor.restarts == 0
+        assert {report.state for report in supervisor.models.values()} == {"unloaded"}, (
+            "nothing loads any more"
+        )
 
     run_supervised(body, make_config(max_sequences=2), step_seconds=0.01)
 
