@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -59,6 +60,37 @@ def processes_of(parent):
         if status and int(status.rpartition(")")[2].split()[1]) == parent:
             found.append(int(folder.name))
     return found
+
+
+async def stopped_checks(checker, process, count):
+    """So many checks under way whose processes are stopped: one that went on might be over before it was seen.
+
+    Returns:
+        The checks, and their processes.
+    """
+    numbers, asked, stopped = iter(range(1000)), [], set()
+    while len(stopped) < count or any(each.done() for each in asked):
+        for each in [each for each in asked if each.done()]:  # over before it was stopped
+            asked.remove(each)
+            with pytest.raises(InvalidArgumentError):
+                await each
+        asked += [
+            asyncio.ensure_future(checker.check(endless(next(numbers)))) for _ in range(count - len(asked))
+        ]
+        await asyncio.sleep(0.002)
+        stopped = {each for each in processes_of(process) if state_of(each) == "T"}
+        for each in set(processes_of(process)) - stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGSTOP)
+    return asked, stopped
+
+
+def state_of(process):
+    """The letter of proc(5); none of a process that is gone."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
 
 
 async def until(condition, seconds=60):
@@ -122,10 +154,7 @@ def test_more_than_can_be_checked_in_time_are_told_to_come_again(monkeypatch):
         await checker.check(GOOD)
         process = checker._starter.process.pid
         await until(lambda: not processes_of(process))
-        slow = [asyncio.ensure_future(checker.check(endless(number))) for number in range(CHECKS)]
-        await until(lambda: len(processes_of(process)) == CHECKS)
-        for check in processes_of(process):
-            os.kill(check, signal.SIGSTOP)
+        slow, stopped = await stopped_checks(checker, process, CHECKS)
         monkeypatch.setattr(constraint_checks, "_SECONDS", 0.35)
         late = [asyncio.ensure_future(checker.check(Constraint("regex", "x" * n))) for n in range(1, 4)]
         for each in late:
@@ -137,7 +166,7 @@ def test_more_than_can_be_checked_in_time_are_told_to_come_again(monkeypatch):
         assert not checker._waiting
         monkeypatch.setattr(constraint_checks, "_SECONDS", 120.0)
         again = asyncio.ensure_future(checker.check(Constraint("regex", "x")))
-        for check in processes_of(process):
+        for check in stopped:
             os.kill(check, signal.SIGCONT)
         for each in slow:
             with pytest.raises(InvalidArgumentError):
@@ -266,9 +295,8 @@ def test_nothing_is_left_when_the_daemon_ends_or_is_killed():
         await checker.check(GOOD)
         process = checker._starter.process
         await until(lambda: not processes_of(process.pid))
-        check = asyncio.ensure_future(checker.check(endless()))
-        await until(lambda: processes_of(process.pid))
-        left = [process.pid, *processes_of(process.pid)]
+        (check,), stopped = await stopped_checks(checker, process.pid, 1)
+        left = [process.pid, *stopped]
         # What the daemon held of it is closed by the system when the daemon is killed.
         (await checker._starter.control()).shutdown(2)
         await until(lambda: not any(alive(each) for each in left))
@@ -282,9 +310,8 @@ def test_closing_ends_checks_that_are_under_way():
         await checker.check(GOOD)
         process = checker._starter.process.pid
         await until(lambda: not processes_of(process))
-        check = asyncio.ensure_future(checker.check(endless()))
-        await until(lambda: processes_of(process))
-        left = [process, *processes_of(process)]
+        (check,), stopped = await stopped_checks(checker, process, 1)
+        left = [process, *stopped]
         await checker.close()
         with pytest.raises(asyncio.CancelledError):
             await check
