@@ -22,6 +22,28 @@ def _order(request: Request) -> tuple[float, int]:
     return (request.urgency, -request.order)
 
 
+def queue_is_full(
+    waiting: int, capacity: int, count: int, retry_seconds: float, model: str = ""
+) -> ResourceExhaustedError:
+    """The error for a request that finds a queue too full.
+
+    Args:
+        waiting: Requests in it.
+        capacity: Most requests that wait.
+        count: Answers that are asked for (``sampling.n``); each takes a place.
+        retry_seconds: When to come back.
+        model: Whose queue it is, where more than one is meant.
+    """
+    whose = f" for model {model}" if model else ""
+    several = f", which is too little room for {count} answers (sampling.n)" if count > 1 else ""
+    return ResourceExhaustedError(
+        f"{waiting} requests wait{whose} and the queue holds {capacity} (queue.capacity){several}: try again in "
+        f"{retry_seconds:.1f} s",
+        field="queue.capacity",
+        retry_seconds=retry_seconds,
+    )
+
+
 class WaitingQueue:
     """Bounded queue of the requests of one model.
 
@@ -72,19 +94,8 @@ class WaitingQueue:
         return self._requests[bisect.bisect_right(self._requests, _order(request), key=_order) :][::-1]
 
     def refuse(self, count: int, retry_seconds: float) -> ResourceExhaustedError:
-        """The error for a request that finds the queue too full.
-
-        Args:
-            count: Answers that it asks for (``sampling.n``); each takes a place.
-            retry_seconds: When to come back.
-        """
-        several = f", which is too little room for {count} answers (sampling.n)" if count > 1 else ""
-        return ResourceExhaustedError(
-            f"{len(self._requests) - self._suspended} requests wait and the queue holds {self.capacity} "
-            f"(queue.capacity){several}: try again in {retry_seconds:.1f} s",
-            field="queue.capacity",
-            retry_seconds=retry_seconds,
-        )
+        """:func:`queue_is_full`, for a request of ``count`` answers."""
+        return queue_is_full(self.capacity - self.room, self.capacity, count, retry_seconds)
 
     def push(self, request: Request, retry_seconds: float) -> None:
         """Let ``request`` wait.

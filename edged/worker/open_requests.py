@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from edged.errors import InvalidArgumentError, ResourceExhaustedError
 from edged.log import get_logger
 from edged.scheduler.admission import too_many_answers
+from edged.scheduler.queue import queue_is_full
 from edged.worker.messages import Failed, Finished, Started, Tokens
 from edged.worker.request_terms import split_answers
 from edged.worker.stream import RequestStream, error_of
@@ -89,14 +90,8 @@ class OpenRequests:
             )
         if self._pending[model] + count > self._capacity + report.max_sequences:
             # More than the queue holds are on their way to it, so it is full.
-            several = f", which is too little room for {count} answers (sampling.n)" if count > 1 else ""
             waiting = min(self._pending[model], self._capacity)
-            raise ResourceExhaustedError(
-                f"{waiting} requests wait for model {model} and the queue holds {self._capacity} "
-                f"(queue.capacity){several}: try again in {report.retry_seconds:.1f} s",
-                field="queue.capacity",
-                retry_seconds=report.retry_seconds,
-            )
+            raise queue_is_full(waiting, self._capacity, count, report.retry_seconds, model)
         has = self._of_client[client]
         if most and has + count > most:
             asked = f" and {count} more are asked for (sampling.n)" if count > 1 else ""
