@@ -52,6 +52,8 @@ def make_speculator(config: ModelConfig, executor: Executor) -> Speculator | Non
         depth=speculation.most_depth,
         adaptive=speculation.adaptive,
     )
+    if not speculation.adaptive:
+        return speculator  # which asks for no costs
     most = min(speculation.tree_size, executor.limits.tree_tokens)
     seconds = measure_steps(executor, most)
     speculator.costs.note_loaded(seconds)
