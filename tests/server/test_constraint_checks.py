@@ -49,17 +49,18 @@ def run(scenario, limits=None):
     return asyncio.run(main())
 
 
+def stat_of(process):
+    """The fields of proc(5) behind the name, the state first; none of a process that is gone."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
 def processes_of(parent):
     """Ids of the processes whose parent this is."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        try:
-            status = (folder / "stat").read_text() if folder.name.isdecimal() else ""
-        except OSError:
-            continue
-        if status and int(status.rpartition(")")[2].split()[1]) == parent:
-            found.append(int(folder.name))
-    return found
+    numbers = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdecimal()]
+    return [number for number in numbers if stat_of(number)[1:2] == [str(parent)]]
 
 
 async def stopped_checks(checker, process, count):
@@ -78,19 +79,11 @@ async def stopped_checks(checker, process, count):
             asyncio.ensure_future(checker.check(endless(next(numbers)))) for _ in range(count - len(asked))
         ]
         await asyncio.sleep(0.002)
-        stopped = {each for each in processes_of(process) if state_of(each) == "T"}
+        stopped = {each for each in processes_of(process) if stat_of(each)[:1] == ["T"]}
         for each in set(processes_of(process)) - stopped:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(each, signal.SIGSTOP)
     return asked, stopped
-
-
-def state_of(process):
-    """The letter of proc(5); none of a process that is gone."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
 
 
 async def until(condition, seconds=60):
@@ -322,10 +315,7 @@ def test_closing_ends_checks_that_are_under_way():
 
 def alive(process):
     """Whether a process runs; one that only waits for its parent does not."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return stat_of(process)[:1] not in ([], ["Z"])
 
 
 def test_memory_is_inside_what_the_ledger_counts():
