@@ -132,7 +132,7 @@ class TensorRTExecutor(Executor):
         for index, spec in enumerate(specs):
             progress(f"allocating {spec.row}", index, len(specs))
             self.pointers[spec.name] = device.allocate(spec.nbytes)
-        load_weights(self._config.path, plan.architecture, plan.dtype, self._store, progress)
+        symmetric = load_weights(self._config.path, plan.architecture, plan.dtype, self._store, progress)
         cosine, sine = rope_tables(plan.architecture, self._specs["rope_cosine"].shape[0])
         self._store("rope_cosine", 0, cosine)
         self._store("rope_sine", 0, sine)
@@ -148,6 +148,7 @@ class TensorRTExecutor(Executor):
             workspace=self._array("attention_workspace"),
             arrived=self._array("arrived"),
             multiply=kernels.multiply,
+            symmetric=symmetric,
         )
         self._session = session.__enter__()
         self._pages = DevicePages(plan, self.pointers, device)

@@ -42,6 +42,9 @@ _SLAB_OUTPUTS = 2048
 
 _MOST_THREADS = 4
 
+_SYMMETRIC = 8
+"""Zero point of symmetric 4-bit weights."""
+
 _FLOATS = {"F64": np.float64, "F32": np.float32, "BF16": np.uint16, "F16": np.float16}
 
 Numbers = npt.NDArray[Any]
@@ -56,7 +59,7 @@ class Store(Protocol):
 
 def load_weights(
     folder: Path, architecture: Architecture, dtype: str, store: Store, progress: Progress
-) -> None:
+) -> frozenset[str]:
     """Read a model folder.
 
     Args:
@@ -66,11 +69,15 @@ def load_weights(
         store: Is called with the names of :func:`edged.models.cuda_weights.cuda_weight_parts`.
         progress: Is told of every tensor.
 
+    Returns:
+        Names of the 4-bit weights that stay packed and whose zero points are all 8.
+
     Raises:
         CheckpointError: The files are damaged, do not fit the architecture, hold NaN or infinity in a norm or a scale, or
             values that ``dtype`` cannot hold.
     """
     forms = {each.name: each for each in cuda_packed(architecture)}
+    symmetric = set()
     with WeightFiles.open(folder) as files:
         plan = CheckpointPlan.of(architecture, files)
         total = sum(files.info(name).nbytes for name in plan.expected() if name in files)
@@ -88,12 +95,14 @@ def load_weights(
                     check_no_bias(files, f"{linear.module}.bias")
             modules = ((linear, plan.read(files, linear)) for linear in whole)
             if weight in forms:
-                _pack(forms[weight], modules, store)
+                if _pack(forms[weight], modules, store):
+                    symmetric.add(weight)
             else:
                 _widen(modules, dtype, store)
             for linear in whole:
                 done += sum(files.info(name).nbytes for name in plan.tensors_of(linear) if name in files)
             progress("reading weights", done, total)
+    return frozenset(symmetric)
 
 
 def narrowed(values: npt.NDArray[np.float32], dtype: str) -> Numbers:
@@ -146,8 +155,8 @@ def _check_range(files: WeightFiles, source: WeightSource, wide: Numbers, data: 
         )
 
 
-def _pack(form: CudaPacked, modules: Iterable[tuple[PackedLinear, PackedModule]], store: Store) -> None:
-    """A packed weight, its modules one below the other, into the kernels' layout."""
+def _pack(form: CudaPacked, modules: Iterable[tuple[PackedLinear, PackedModule]], store: Store) -> bool:
+    """A packed weight, its modules one below the other, into the kernels' layout; whether its zero points are all 8."""
     of_word = TERNARY_WORD_WEIGHTS if form.ternary else WORD_WEIGHTS
     packed = np.empty((form.outputs, form.inputs // of_word), np.uint32)
     scales, zeros = [], []
@@ -171,6 +180,7 @@ def _pack(form: CudaPacked, modules: Iterable[tuple[PackedLinear, PackedModule]]
             gated=form.gated,
         )
     store(form.name + GROUPS, 0, groups)
+    return not form.ternary and all(bool((zero == _SYMMETRIC).all()) for zero in zeros)
 
 
 def _store_tiles(form: CudaPacked, packed: npt.NDArray[np.uint32], store: Store) -> None:

@@ -9,7 +9,7 @@ from plugins_trt.commit.contract import Commit
 from plugins_trt.tensorrt import sessions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from typing_extensions import Self
 
@@ -31,6 +31,8 @@ class DeviceSession:
             captured one is replayed.
         dense: Whether no query of the next step is far enough to attend sparsely: blocks are then not scored. Read as
             `tree` is.
+        symmetric: Names of the 4-bit weights whose zero points are all 8. The plan does not say it: it serves every
+            checkpoint of a shape.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class DeviceSession:
         workspace: DeviceArray,
         arrived: DeviceArray | None,
         multiply: Callable[[Any, Any], None] | None = None,
+        symmetric: Collection[str] = frozenset(),
         trees: tuple[Callable[[VerifyTree, Any], None], Callable[[Commit, Any], None]] | None = None,
     ) -> None:
         """Takes the parts.
@@ -54,12 +57,14 @@ class DeviceSession:
             arrived: Counters, zero before the first step; None where every query is dense.
             multiply: The kernels of packed weights, a :class:`plugins_trt.w4a16_linear.launch.W4A16Multiplier` or a
                 :class:`plugins_trt.ternary_linear.launch.TernaryMultiplier`; None for a model without any.
+            symmetric: See the class.
             trees: The kernels that find the paths of trees and that keep them, a
                 :class:`plugins_trt.verify_tree.launch.TreeVerifier` and a :class:`plugins_trt.commit.launch.Committer`; None
                 where nothing drafts.
         """
         self.tree = False
         self.dense = False
+        self.symmetric = symmetric
         self._attend = attend
         self._stream = stream
         self._arena = arena

@@ -97,8 +97,10 @@ class PackedLinearOperator(PluginOperator):
         out: DeviceArray,
         bias: DeviceArray | None,
         workspace: DeviceArray | None,
+        *,
+        symmetric: bool = False,
     ) -> w4a16.W4A16Linear | ternary_contract.TernaryLinear:
-        """The arguments of one launch.
+        """The arguments of one launch; `symmetric` says that every zero point of a 4-bit weight is 8.
 
         Raises:
             LaunchError: Naming the argument that the kernels refuse.
@@ -140,10 +142,18 @@ class PackedLinearOperator(PluginOperator):
         rows = x.shape[0]
         planned = _workspace(self, min(rows, self.LAUNCH_ROWS))
         scratch = DeviceArray(workspace, "uint8", (planned,)) if planned else None
+        symmetric = self.weight in session.symmetric
         for first in range(0, rows, self.LAUNCH_ROWS):
             count = min(self.LAUNCH_ROWS, rows - first)
             session.multiply(
-                self.product(_rows(x, first, count), (tiles, scales), _rows(out, first, count), bias, scratch)
+                self.product(
+                    _rows(x, first, count),
+                    (tiles, scales),
+                    _rows(out, first, count),
+                    bias,
+                    scratch,
+                    symmetric=symmetric,
+                )
             )
 
 
@@ -211,10 +221,21 @@ class W4A16LinearOperator(PackedLinearOperator):
         out: DeviceArray,
         bias: DeviceArray | None,
         workspace: DeviceArray | None,
+        *,
+        symmetric: bool = False,
     ) -> w4a16.W4A16Linear:
         """Of up to `LAUNCH_ROWS` rows."""
         tiles, groups = weights
-        return w4a16.W4A16Linear(x, tiles, groups, out, bias, workspace=workspace, gated=bool(self.gated))
+        return w4a16.W4A16Linear(
+            x,
+            tiles,
+            groups,
+            out,
+            bias,
+            workspace=workspace,
+            gated=bool(self.gated),
+            symmetric=symmetric,
+        )
 
 
 @dataclass(frozen=True)
@@ -246,6 +267,8 @@ class TernaryLinearOperator(PackedLinearOperator):
         out: DeviceArray,
         bias: DeviceArray | None,
         workspace: DeviceArray | None,
+        *,
+        symmetric: bool = False,  # noqa: ARG002 - ternary weights have no zero points
     ) -> ternary_contract.TernaryLinear:
         """Of up to `LAUNCH_ROWS` rows."""
         tiles, scales = weights

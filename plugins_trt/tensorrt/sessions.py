@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from plugins_trt.contract import Batch, DeviceArray, SelectionRule
     from plugins_trt.ternary_linear.contract import TernaryLinear
     from plugins_trt.verify_tree.contract import VerifyTree
@@ -40,6 +42,10 @@ class Session(Protocol):
     @property
     def tree(self) -> bool:
         """Whether the step that is enqueued (or captured) verifies a tree: its masks then count."""
+
+    @property
+    def symmetric(self) -> Collection[str]:
+        """Names of the 4-bit weights whose zero points are all 8: some kernels are faster then."""
 
     def attend(self, call: AttentionCall) -> None:
         """Append, select and attend on the session's stream.

@@ -52,8 +52,8 @@ class Stream:
 
 
 @pytest.fixture
-def launched() -> Iterator[list[W4A16Linear | TernaryLinear]]:
-    """What the session of `STREAM` launches."""
+def launched(request: pytest.FixtureRequest) -> Iterator[list[W4A16Linear | TernaryLinear]]:
+    """What the session of `STREAM` launches; its parameter names the symmetric weights."""
     products: list[W4A16Linear | TernaryLinear] = []
     session = DeviceSession(
         lambda *_: pytest.fail("there is no attention"),
@@ -62,6 +62,7 @@ def launched() -> Iterator[list[W4A16Linear | TernaryLinear]]:
         workspace=DeviceArray(256, "uint8", (1,)),
         arrived=None,
         multiply=lambda product, _: products.append(product),
+        symmetric=getattr(request, "param", frozenset()),
     )
     with session:
         yield products
@@ -123,6 +124,16 @@ def test_rows_are_multiplied_as_many_at_a_time_as_a_launch_takes(
     assert {each.tiles.pointer for each in launched} == {0x20000}
     assert {each.bias.pointer for each in launched} == {0x40000}
     assert {each.gated for each in launched} == {False}
+
+
+@pytest.mark.parametrize("launched", [{"layers.0.qkv"}], indirect=True)
+@pytest.mark.parametrize(("weight", "symmetric"), [("layers.0.qkv", True), ("layers.1.qkv", False)])
+def test_a_weight_whose_zero_points_are_all_8_is_multiplied_as_such(
+    weight: str, symmetric: bool, trt: Any, plugin_class: Any, launched: list[Any]
+) -> None:
+    plugin = plugin_class(W4A16LinearOperator(**{**FIELDS, "weight": weight}), "n").attach_to_context(None)
+    enqueue(trt, plugin, 70)
+    assert [each.symmetric for each in launched] == [symmetric] * 2
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -23,6 +23,8 @@ CASES = {
     "w4a16, group 128": (W4A16LinearOperator, 128, 0, 0),
     "w4a16, group 64, bias": (W4A16LinearOperator, 64, 0, 1),
     "w4a16, gated, bias": (W4A16LinearOperator, 128, 1, 1),
+    "w4a16, symmetric": (W4A16LinearOperator, 128, 0, 0),
+    "w4a16, symmetric, group 64, gated": (W4A16LinearOperator, 64, 1, 0),
     "ternary, group 128": (TernaryLinearOperator, 128, 0, 0),
     "ternary, group 32, bias": (TernaryLinearOperator, 32, 0, 1),
     "ternary, a group a row, gated": (TernaryLinearOperator, INPUTS, 1, 0),
@@ -47,6 +49,7 @@ class Case:
     def __init__(self, gpu: Any, name: str, dtype: str) -> None:
         torch, random = gpu.torch, np.random.default_rng(7)
         kind, group, gated, bias = CASES[name]
+        self.symmetric = "symmetric" in name
         self.operator = kind(
             weight="layers.0.test",
             outputs_of_row=OUTPUTS,
@@ -60,6 +63,8 @@ class Case:
             packed = random.integers(0, 2**32, (OUTPUTS, INPUTS // 8), np.uint32)
             tiles = w4a16_layout.pack_tiles(packed, gated=bool(gated))
             zeros = random.integers(0, 16, scales.shape, np.uint8)
+            if self.symmetric:
+                zeros[:] = 8
             scaled = w4a16_layout.pack_groups(scales, zeros, gated=bool(gated))
         else:
             codes = random.integers(0, 3, (OUTPUTS, INPUTS)).astype(np.uint32)
@@ -125,6 +130,7 @@ def test_a_node_equals_the_reference_and_the_kernels_alone_also_in_a_captured_gr
         workspace=DeviceArray.of(workspace),
         arrived=None,
         multiply=multiply,
+        symmetric={case.operator.weight} if case.symmetric else frozenset(),
     )
 
     def run() -> None:
@@ -148,6 +154,7 @@ def test_a_node_equals_the_reference_and_the_kernels_alone_also_in_a_captured_gr
                 DeviceArray.of(alone[part]),
                 None if case.bias is None else DeviceArray.of(case.bias),
                 DeviceArray.of(scratch),
+                symmetric=case.symmetric,
             ),
             gpu.stream,
         )

@@ -9,9 +9,11 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 from packed_inputs import MODELS, weight_inputs, write_named
-from packed_models import GPTQ, LLAMA
+from packed_models import GPTQ, LLAMA, write_packed
+from packed_models import MODELS as PACKED
 from reference_attention import Attention, LayerPages
 from reference_linear import TernaryLinear, W4A16Linear
+from safetensors.numpy import load_file, save_file
 from small_models import CONFIGS, Sequences, graph_inputs, write_model
 
 from edged.config import ModelConfig
@@ -19,6 +21,7 @@ from edged.engine.graph import GraphSpec, emit
 from edged.engine.rope_tables import rope_tables
 from edged.errors import UnsupportedError
 from edged.executor import tensorrt_weights
+from edged.executor.tensorrt_weights import load_weights
 from edged.models.architecture import Architecture
 
 if TYPE_CHECKING:
@@ -107,10 +110,44 @@ def test_packed_weights_are_the_same_however_they_are_cut(
     assert all(np.array_equal(whole[each], cut[each]) for each in whole)
 
 
+@pytest.mark.parametrize(
+    ("name", "symmetric"),
+    [
+        (
+            "marlin, group 128",
+            {f"layers.{i}.{part}" for i in (0, 1) for part in ("qkv", "output", "gate_up", "down")},
+        ),
+        ("gptq, group 64", set()),
+        ("ternary, group 128", set()),
+    ],
+)
+def test_weights_whose_zero_points_are_all_8_are_told_apart(
+    name: str, symmetric: set[str], tmp_path: Path
+) -> None:
+    config, quantization = PACKED[name]
+    write_packed(tmp_path, config, quantization)
+    architecture = Architecture.read(tmp_path)
+    assert load_weights(tmp_path, architecture, "float16", lambda *_: None, lambda *_: None) == symmetric
+
+
+def test_one_zero_point_that_is_not_8_makes_a_weight_asymmetric(tmp_path: Path) -> None:
+    quantization = {**GPTQ, "group_size": 128}
+    write_packed(tmp_path, LLAMA, quantization)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    for module, tensor in tensors.items():
+        if module.endswith("qzeros"):  # (version 1 stores one less)
+            tensor[:] = 0x77777777
+    tensors["model.layers.1.mlp.up_proj.qzeros"][1, 3] = 0x77777776
+    save_file(tensors, file)
+    found = load_weights(tmp_path, Architecture.read(tmp_path), "float16", lambda *_: None, lambda *_: None)
+    assert {"layers.0.gate_up", "layers.1.down", "layers.1.qkv"} <= found
+    assert "layers.1.gate_up" not in found
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_dense_weights_are_rounded_as_torch_rounds_them(dtype: str, tmp_path: Path) -> None:
     import torch
-    from safetensors.numpy import load_file
 
     architecture = write_model(tmp_path, "llama_biased")
     tensors = load_file(tmp_path / "model.safetensors")

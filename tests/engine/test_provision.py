@@ -28,7 +28,9 @@ SHAPES = EngineShapes(prefill_tokens=256, max_sequences=2)
 TARGETS = ("sm89",)
 
 CHILD = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # (a shell's background jobs inherit that it is ignored)
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from test_provision import provided

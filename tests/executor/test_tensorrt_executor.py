@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,19 @@ import numpy as np
 import pytest
 import torch
 from executor_runner import Runner, load
-from tensorrt_models import FEW, MODELS, SETTINGS, config_of, open_executor, prompt, references, write_folder
+from packed_models import MODELS as PACKED
+from packed_models import write_packed
+from tensorrt_models import (
+    FEW,
+    MODELS,
+    SETTINGS,
+    config_of,
+    open_executor,
+    prompt,
+    references,
+    write_folder,
+    write_reference,
+)
 from tensorrt_stand_in import (
     CONTEXT_BYTES,
     StandInDevice,
@@ -190,6 +203,33 @@ def test_what_is_allocated_is_what_the_ledger_planned_and_close_gives_it_back(
     executor.close()
     assert (device.closed, runtime.engine.closed, executor.pointers) == (True, True, {})
     open_executor(folders["4-bit"])[0].close()  # the stream's session was closed
+
+
+def test_the_nodes_hear_which_weights_are_symmetric(tmp_path: Path) -> None:
+    config, quantization = PACKED["marlin, group 128"]
+    write_packed(tmp_path, config, quantization)
+    write_reference(tmp_path)
+    products: list[Any] = []
+
+    def recording(plan: Any) -> Any:
+        kernels = references(plan)
+
+        def multiply(product: Any, stream: Any) -> None:
+            products.append(product.symmetric)
+            kernels.multiply(product, stream)
+
+        return replace(kernels, multiply=multiply)
+
+    config = config_of(tmp_path)
+    executor = TensorRTExecutor(
+        config,
+        provide=provide,
+        open_device=lambda: StandInDevice(recording),
+        open_runtime=lambda _: StandInRuntime(config),
+    )
+    executor.load(lambda *_: None)
+    executor.close()
+    assert set(products) == {True}
 
 
 def test_an_engine_that_needs_more_than_was_planned_is_refused(folders: dict[str, Path]) -> None:
