@@ -77,9 +77,9 @@ def model_folder(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def write_model(folder: Path, family: str) -> Architecture:
+def write_model(folder: Path, family: str, **changes: Any) -> Architecture:
     """Write a model folder with random weights."""
-    config = CONFIGS[family]
+    config = {**CONFIGS[family], **changes}
     architecture = Architecture.from_config(config)
     random = np.random.default_rng(len(family))
     tensors = {
