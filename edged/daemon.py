@@ -212,7 +212,7 @@ class Daemon:
         return self._config.watchdog.load_timeout + _WATCHDOG_MARGIN_SECONDS
 
     def _expect_life(self) -> None:
-        """Tell systemd how soon the next sign of life is due: soon from an idle engine, later from one that makes a step."""
+        """Tell systemd how soon the next sign of life is due: later where the engine loads, or sleeps while a GPU makes a step."""
         serving = self._server.state is State.SERVING
         step = self._config.step_timeout + _WATCHDOG_MARGIN_SECONDS
         patience = self._supervisor.life.patience + _WATCHDOG_MARGIN_SECONDS

@@ -70,7 +70,12 @@ class EngineWatch:
     @property
     def patience(self) -> float:
         """Seconds within which it gives a sign of life, or is found to give none."""
-        return self._watchdog.patience(busy=self._is_busy())
+        return self._watchdog.patience
+
+    @property
+    def works(self) -> bool:
+        """Whether the last look has found it at work, in a step that has lasted a while and may."""
+        return self._watchdog.works
 
     @contextlib.contextmanager
     def changing(self, *, in_loop: bool) -> Iterator[None]:

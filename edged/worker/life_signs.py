@@ -20,7 +20,10 @@ class LifeSigns:
         self._on_patience: list[Callable[[], None]] = []
 
     def when_alive(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` at every sign of life of the engine: a step, progress of loading, an idle heartbeat."""
+        """Call ``callback`` at every sign of life of the engine: a step, progress of loading, an idle heartbeat.
+
+        Of a step that takes long, each look that finds it at work is one, as long as it may last.
+        """
         self._on_alive.append(callback)
 
     def when_patience_changes(self, callback: Callable[[], None]) -> None:
@@ -34,12 +37,12 @@ class LifeSigns:
             watch: Of the engine.
             alive: It has given a sign of life.
             looked: Somebody has looked at it, which is not often: patience may become shorter. Where requests follow one
-                another it would come and go with each.
+                another it would come and go with each. An engine that was seen at work in a long step is alive.
         """
         if watch.patience > self.patience or (looked and watch.patience != self.patience):
             self.patience = watch.patience
             for callback in self._on_patience:
                 callback()
-        if alive:
+        if alive or (looked and watch.works):
             for callback in self._on_alive:
                 callback()

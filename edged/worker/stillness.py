@@ -14,7 +14,7 @@ from pathlib import Path
 
 _MOST_WORK = 0.01
 """Part of one processor that a process may use while it stands still: helper threads of libraries wake now and then."""
-_STOPPED, _ASLEEP = frozenset("T"), frozenset("TSI")
+_STOPPED, _ASLEEP, _AT_WORK = frozenset("T"), frozenset("TSI"), frozenset("RD")
 """States of threads (proc(5)). ``t``, a debugger's doing, is none of them: whoever looks at an engine has the longer time."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -22,6 +22,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class Stillness(enum.Enum):
     """How a process stands still."""
 
+    NONE = "its process works"
     STOPPED = "its process is stopped (SIGSTOP)"
     ASLEEP = "all threads of its process sleep"
 
@@ -43,16 +44,18 @@ class StillnessWatch:
         self._since = None
 
     def look(self) -> Stillness | None:
-        """How it has stood still since the last look; None where it has not, where nothing is known, and at the first."""
+        """How it has stood still since the last look; None where nothing is known, as at the first of one that sleeps."""
         now = time.monotonic()
         states, used = self._read()
         before, self._since = self._since, None
-        if not states or used is None or not states <= _ASLEEP:
+        if not states or used is None or not states <= _ASLEEP | _AT_WORK:
             return None
-        if before is None or used - before[1] > _MOST_WORK * (now - before[0]) + 1 / _TICKS:
-            self._since = now, used
-            return None
-        self._since = before
+        worked = bool(states & _AT_WORK)
+        if before is not None and used - before[1] > _MOST_WORK * (now - before[0]) + 1 / _TICKS:
+            worked = True
+        self._since = (now, used) if worked or before is None else before
+        if worked or before is None:
+            return Stillness.NONE if worked else None
         return Stillness.STOPPED if states <= _STOPPED else Stillness.ASLEEP
 
     def _read(self) -> tuple[set[str], float | None]:

@@ -5,7 +5,8 @@ count of steps, progress of loading, and a heartbeat each time the idle loop wak
 go on beating while the loop hangs, so there is none.
 
 How long an engine may be silent depends on what it does: a long chunk of a prompt on a slow CPU takes minutes. An engine that
-evidently does nothing (:mod:`edged.worker.stillness`) has seconds.
+evidently does nothing (:mod:`edged.worker.stillness`) has seconds. One that is seen at work within its time counts as alive
+for systemd, whose watchdog can so be short: it is there for a daemon that stands still itself.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Watchdog:
         self._silence = 0.0
         self._load_silence = 0.0
         self._still = 0.0
+        self._works = False
         self._steps = -1
         self._loading: Loading | None = None
         self._serving = False
@@ -96,17 +98,20 @@ class Watchdog:
         self._changes.remove(in_loop)
         self._silence = 0.0
 
-    def patience(self, *, busy: bool) -> float:
-        """Seconds within which there is a sign of life, or the next look says otherwise.
-
-        Args:
-            busy: Requests are open.
-        """
+    @property
+    def patience(self) -> float:
+        """Seconds within which there is a sign of life, or the next look says otherwise."""
         if not self._serving or any(self._changes):
             return self._load_timeout
-        # An idle engine beats each second. When it has not for a while, a look finds that, and it has the longer time.
-        lively = not busy and not self._changes and self._silence <= self._stall_timeout / 2
-        return self._stall_timeout / 2 if lively else self._step_timeout
+        # An idle engine beats each second, most steps are shorter, and looks see a long one at work. When there was nothing of
+        # this for a while, a look finds that, and it has the longer time.
+        lively = self._silence <= self._stall_timeout / 2 or self._works
+        return self._stall_timeout / 2 if lively and not self._changes else self._step_timeout
+
+    @property
+    def works(self) -> bool:
+        """Whether the last look has found an engine that serves, is silent and may still be, at work."""
+        return self._works
 
     def look(
         self, seconds: float, *, busy: bool, stillness: Callable[[], Stillness | None] = lambda: None
@@ -135,6 +140,7 @@ class Watchdog:
             return ""
         if self._silence <= (self._step_timeout if busy or self._changes else self._idle_timeout):
             return ""
+        self._works = False  # work that leads to nothing is no sign of life
         return f"{what} for {self._silence:.0f} s{' (watchdog.step_timeout)' if busy else ''}"
 
     def _look_closer(
@@ -142,12 +148,13 @@ class Watchdog:
     ) -> Stillness | None:
         """How a silent engine stands still, once it has for long enough."""
         if self._silence <= self._stall_timeout / 2:
-            self._still = 0.0
+            self._still, self._works = 0.0, False
             return None
         how = stillness()
+        self._works = how is Stillness.NONE and self._serving and not any(self._changes)
         # While it loads, it may wait for a compiler.
         idle_or_cpu = self._serving and not any(self._changes) and not (busy and self._works_asleep)
-        if how is None or (how is Stillness.ASLEEP and not idle_or_cpu):
+        if how in (None, Stillness.NONE) or (how is Stillness.ASLEEP and not idle_or_cpu):
             self._still = 0.0
             return None
         self._still += seconds

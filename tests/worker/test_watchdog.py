@@ -75,7 +75,7 @@ def test_loading_has_its_own_time_and_only_progress_counts():
 
 
 def test_an_engine_that_evidently_stands_still_has_the_stall_timeout_whatever_a_step_may_take():
-    for how in Stillness:
+    for how in (Stillness.STOPPED, Stillness.ASLEEP):
         for busy in (True, False):
             watchdog = serving(300.0)
             assert looks_until_hung(watchdog, busy=busy, stillness=lambda how=how: how) == 10 + CHECK_SECONDS
@@ -110,7 +110,7 @@ def test_an_engine_that_loads_another_model_has_the_time_of_loading(in_loop):
     watchdog.serve()
     watchdog.begin_change(in_loop=in_loop)
     patience = 100 if in_loop else 30
-    assert watchdog.patience(busy=False) == patience
+    assert watchdog.patience == patience
     assert looks_until_hung(watchdog, busy=False) == patience + CHECK_SECONDS
     watchdog.end_change(in_loop=in_loop)
     assert looks_until_hung(watchdog, busy=False) == IDLE_SECONDS + CHECK_SECONDS
@@ -123,26 +123,57 @@ def test_an_engine_that_loads_another_model_has_the_time_of_loading(in_loop):
     assert "loading made no progress" in watchdog.look(CHECK_SECONDS, busy=False)
 
 
-def test_a_sign_of_life_is_expected_soon_from_an_idle_engine_alone():
+@pytest.mark.parametrize(("busy", "message"), [(False, Heartbeat()), (True, report(3))])
+def test_a_sign_of_life_is_expected_soon_unless_there_was_none_for_a_while(busy, message):
     watchdog = Watchdog(WatchdogConfig(load_timeout=100.0), 30.0)
-    assert watchdog.patience(busy=False) == 100
+    assert watchdog.patience == 100
     watchdog.serve()
-    assert (watchdog.patience(busy=False), watchdog.patience(busy=True)) == (5, 30)
+    assert watchdog.patience == 5
     for _ in range(11):
-        watchdog.look(CHECK_SECONDS, busy=False)
-    assert watchdog.patience(busy=False) == 30, (
-        "whoever waits for this one must not be faster than who looks at it"
-    )
-    watchdog.note(Heartbeat(), busy=False)
-    assert watchdog.patience(busy=False) == 5
+        watchdog.look(CHECK_SECONDS, busy=busy, stillness=lambda: Stillness.ASLEEP)
+    assert watchdog.patience == 30, "whoever waits for this one must not be faster than who looks at it"
+    assert not watchdog.works
+    watchdog.note(message, busy=busy)
+    assert watchdog.patience == 5
+
+
+def test_a_long_step_that_is_seen_at_work_is_alive_for_as_long_as_it_may_last():
+    watchdog, seen = serving(60.0), []
+    while not watchdog.look(CHECK_SECONDS, busy=True, stillness=lambda: Stillness.NONE):
+        seen.append((watchdog.works, watchdog.patience))
+    assert len(seen) == 60 / CHECK_SECONDS
+    assert seen[:10] == [(False, 5)] * 10, "nobody looks closer so soon"
+    assert set(seen[10:]) == {(True, 5)}
+    assert not watchdog.works, "a step that spins for ever is none"
+    watchdog = serving(60.0)
+    for how in (Stillness.NONE, None):
+        for _ in range(20):
+            watchdog.look(CHECK_SECONDS, busy=True, stillness=lambda how=how: how)
+        assert (watchdog.works, watchdog.patience) == ((True, 5) if how else (False, 60))
+    loading = Watchdog(CONFIG, 60.0)
+    loading.look(CHECK_SECONDS, busy=False, stillness=lambda: Stillness.NONE)
+    for _ in range(20):
+        loading.look(CHECK_SECONDS, busy=False, stillness=lambda: Stillness.NONE)
+    assert not loading.works, "only progress counts there"
 
 
 def test_patience_grows_at_once_and_shrinks_when_somebody_looks():
     life, told = LifeSigns(), []
     life.when_patience_changes(lambda: told.append(life.patience))
     for patience, looked in ((5.0, True), (30.0, False), (5.0, False), (5.0, True), (5.0, True)):
-        life.tell(SimpleNamespace(patience=patience), looked=looked)
+        life.tell(SimpleNamespace(patience=patience, works=False), looked=looked)
     assert told == [5, 30, 5]
+
+
+def test_an_engine_that_is_seen_at_work_gives_a_sign_of_life_with_each_look():
+    life, signs = LifeSigns(), []
+    life.when_alive(lambda: signs.append("alive"))
+    for works, looked in ((False, True), (True, False), (True, True)):
+        before = len(signs)
+        life.tell(SimpleNamespace(patience=5.0, works=works), looked=looked)
+        assert len(signs) - before == (works and looked)
+    life.tell(SimpleNamespace(patience=5.0, works=False), alive=True)
+    assert len(signs) == 2
 
 
 def test_a_machine_that_slept_is_no_reason_to_end_the_engine():
@@ -225,9 +256,15 @@ def test_a_long_step_that_works_is_left_alone():
     config = replace(make_config(), watchdog=WatchdogConfig(stall_timeout=1.0))
 
     async def body(supervisor):
-        events = [event async for event in supervisor.submit(make_submit("a", (1,), 20))]
-        assert events[-1].generated_tokens == 20
+        signs, patience, count, last = [], [], 0, None
+        supervisor.life.when_alive(lambda: signs.append(count))
+        supervisor.life.when_patience_changes(lambda: patience.append(supervisor.life.patience))
+        async for event in supervisor.submit(make_submit("a", (1,), 20)):
+            count, last = count + 1, event
+        assert last.generated_tokens == 20
         assert (supervisor.restarts, supervisor.state) == (0, State.SERVING)
+        assert signs.count(max(signs, key=signs.count)) > 5, "what is seen at work is told of"
+        assert config.step_timeout not in patience, "a daemon that freezes now has no more time than another"
 
     run_supervised(body, config, long_at=10, long_seconds=5)
 
@@ -365,7 +402,7 @@ def seen(watch, wanted, looks=300):
 def test_a_process_that_sleeps_or_is_stopped_stands_still(process):
     pid = process("import threading; print(1, flush=True); threading.Event().wait()")
     watch = StillnessWatch(pid)
-    assert watch.look() is None, "there is nothing to compare with"
+    assert watch.look() in (None, Stillness.NONE), "there is nothing to compare with"
     assert seen(watch, Stillness.ASLEEP)
     os.kill(pid, signal.SIGSTOP)
     assert seen(watch, Stillness.STOPPED)
@@ -378,9 +415,12 @@ def test_a_process_that_works_never_stands_still(process):
     beside = "import threading, time\ndef spin():\n  while True: pass\nthreading.Thread(target=spin).start(); print(1, flush=True); time.sleep(1e6)"
     for code in (spins, beside):
         watch = StillnessWatch(process(code))
+        found = set()
         for _ in range(20):
-            assert watch.look() is None
+            found.add(watch.look())
             time.sleep(0.02)
+        assert found <= {None, Stillness.NONE}
+        assert seen(watch, Stillness.NONE)
 
 
 @pytest.mark.parametrize(
@@ -390,10 +430,11 @@ def test_a_process_that_works_never_stands_still(process):
         ("SI", 1, Stillness.ASLEEP),
         ("TT", 0, Stillness.STOPPED),
         ("TS", 0, Stillness.ASLEEP),
-        ("SD", 0, None),
-        ("SR", 0, None),
+        ("SD", 0, Stillness.NONE),
+        ("SR", 0, Stillness.NONE),
+        ("SS", 50, Stillness.NONE),
         ("tt", 0, None),
-        ("SS", 50, None),
+        ("tR", 0, None),
         ("", 0, None),
     ],
 )
