@@ -134,7 +134,7 @@ class EngineKey:
         faults = self.differences(wanted)
         if faults:
             raise FailedPreconditionError(
-                f"{what}: the engine does not fit this machine: {'; '.join(faults)}; build it again"
+                f"{what} does not fit here: {'; '.join(faults)}; build it again with `edgectl build`"
             )
 
 

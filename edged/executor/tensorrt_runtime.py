@@ -5,18 +5,23 @@ Written after the documentation of TensorRT 10.3 to 11 and TensorRT-RTX 1.7; doc
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from edged import __version__
+from edged.engine.gpu import find_gpu
 from edged.errors import FailedPreconditionError, InternalError
 from plugins_trt.tensorrt import adapter
 from plugins_trt.tensorrt.adapter import TensorRTError
 from plugins_trt.tensorrt.logger import record
 from plugins_trt.tensorrt.registration import register
+from plugins_trt.tensorrt.source_hash import source_hash
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from edged.engine.entries import StoredEngine
+    from edged.engine.gpu import Gpu
     from plugins_trt.tensorrt.adapter import TensorRT
 
 Shapes = dict[str, tuple[int, ...]]
@@ -79,7 +84,8 @@ class Runtime(Protocol):
             stream: Handle of the stream that its contexts will run on.
 
         Raises:
-            FailedPreconditionError: The plan is another TensorRT's, or this GPU's TensorRT refuses it; says why.
+                FailedPreconditionError: The plan is another TensorRT's, another GPU's or other plugins', or TensorRT refuses it;
+                says why.
         """
 
 
@@ -105,7 +111,7 @@ class TensorRTRuntime:
     def load(self, engine: StoredEngine, stream: int) -> LoadedEngine:
         """Deserialize it."""
         tensorrt = self._tensorrt
-        check_version(engine, f"{tensorrt.name} {tensorrt.version}")
+        check_fits(engine, f"{tensorrt.name} {tensorrt.version}", find_gpu())
         register(tensorrt)
         record.clear()
         runtime = tensorrt.module.Runtime(tensorrt.logger)
@@ -118,18 +124,22 @@ class TensorRTRuntime:
         return _Engine(tensorrt, runtime, loaded, stream)
 
 
-def check_version(engine: StoredEngine, loaded: str) -> None:
-    """Refuse a plan that another TensorRT built: TensorRT itself may crash on it.
+def check_fits(engine: StoredEngine, loaded: str, gpu: Gpu | None) -> None:
+    """Refuse a plan that was built by another TensorRT, for another GPU or with other plugins: TensorRT may crash on it.
+
+    Args:
+        engine: From the engine cache.
+        loaded: Name and version of the TensorRT that is to load it.
+        gpu: This machine's; None where there is no driver, which TensorRT itself says.
 
     Raises:
-        FailedPreconditionError: Names both.
+        FailedPreconditionError: Names every difference.
     """
-    built = engine.manifest.key.tensorrt
-    if built != loaded:
-        raise FailedPreconditionError(
-            f"the engine {engine.folder.name} of {engine.manifest.label} was built by {built}, and {loaded} is loaded: "
-            "build it again with `edgectl build`"
-        )
+    key, manifest = engine.manifest.key, engine.manifest
+    here = replace(key, tensorrt=loaded, plugins=source_hash(), edged=__version__)
+    if gpu is not None:
+        here = replace(here, targets=gpu.target, driver=gpu.driver_name)
+    key.check_serves(here, f"the engine {engine.folder.name} of {manifest.label}")
 
 
 class _Engine:

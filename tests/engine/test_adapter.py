@@ -64,6 +64,13 @@ def test_versions_from_the_floor_on_are_taken(name: str, version: str) -> None:
     adapter.check_version(name, version)
 
 
+def test_a_tensorrt_rtx_that_takes_no_plugins_is_refused() -> None:
+    with pytest.raises(
+        adapter.TensorRTError, match=r"tensorrt_rtx 1\.6\.0 is too old: edged needs 1\.7 or later"
+    ):
+        adapter.check_version("tensorrt_rtx", "1.6.0")
+
+
 def test_a_version_that_is_none_is_refused() -> None:
     with pytest.raises(adapter.TensorRTError, match=r"'unknown', which cannot be compared with 10\.3"):
         adapter.check_version("tensorrt", "unknown")

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
+import stat
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from children import exit_of, in_child
 from small_models import model_folder
 from tensorrt_case import tensorrt_rtx
 
@@ -19,7 +26,6 @@ from edged.engine.planned import planned_context_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     Edgectl = Callable[..., tuple[int, str, str]]
 
@@ -138,6 +144,41 @@ def test_heads_that_no_kernel_takes_are_refused(edgectl: Edgectl, tmp_path: Path
     code, _, err = edgectl("build", model, "-t", "sm89")
     assert code == ExitCode.FILE
     assert "no kernel takes this model's heads: head_dim: 80, must be one of (64, 128)" in err
+
+
+def test_commands_on_a_read_only_cache_find_what_it_has_and_say_what_to_do() -> None:
+    tensorrt_rtx()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        cache, model = folder / "engines", model_folder(folder / "model")
+        options = ["--target", "sm89", "--cache", str(cache)]
+        assert main(["build", str(model), *options]) == 0
+        everything = [folder, *folder.rglob("*")]
+        for each in everything:
+            each.chmod(stat.S_IMODE(each.stat().st_mode) & ~0o222)
+
+        def serve() -> None:
+            if os.getuid() == 0:
+                os.setuid(65534)
+            assert main(["build", str(model), *options]) == 0  # found
+            for command in (
+                ["build", str(model), *options, "--rebuild"],
+                ["build", str(model), *options, "--dtype", "float16"],
+                ["engines", "prune", "--all", "--cache", str(cache)],
+            ):
+                with contextlib.redirect_stderr(io.StringIO()) as error:
+                    assert main(command) == 1
+                assert "cannot be written (Permission denied)" in error.getvalue()
+                assert "name another folder with --cache or EDGED_CACHE" in error.getvalue()
+            assert main(["engines", "verify", "--cache", str(cache)]) == 0
+
+        try:
+            assert exit_of(in_child(serve)) == 0
+        finally:
+            for each in everything:
+                with contextlib.suppress(OSError):
+                    each.chmod(0o755)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -121,6 +123,37 @@ def test_a_build_that_is_killed_is_made_good_by_the_next_start(tmp_path: Path) -
     _, built = provided(tmp_path)
     assert built
     assert not list(tmp_path.glob(".building-*"))
+
+
+@pytest.mark.one_python
+@pytest.mark.parametrize("kills", [6, pytest.param(60, marks=pytest.mark.soak)])
+def test_builds_that_are_killed_at_random_moments_leave_a_whole_engine_or_none(
+    kills: int, tmp_path: Path
+) -> None:
+    tensorrt_rtx()
+    store, dice = EngineStore(tmp_path / "cache"), random.Random(kills)
+    began = time.monotonic()
+    assert start(tmp_path / "first").wait() == 0
+    whole = time.monotonic() - began
+    (expected,) = EngineStore(tmp_path / "first").entries()
+    killed = 0
+    for _ in range(kills):
+        child = start(store.folder)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(dice.uniform(0, 1.1 * whole))
+        child.kill()
+        child.communicate()
+        killed += child.returncode == -signal.SIGKILL
+        assert all(fault == "" for _, fault in store.verify())
+        for entry in store.entries():
+            assert entry.manifest
+            assert expected.manifest
+            assert entry.manifest.key == expected.manifest.key
+            shutil.rmtree(entry.folder)  # the next one builds, too
+    assert killed > 0
+    _, built = provided(store.folder)
+    assert built
+    assert {each.name for each in store.folder.iterdir()} == {"locks", store.entries()[0].folder.name}
 
 
 def test_ctrl_c_stops_the_build_and_leaves_nothing_behind(tmp_path: Path) -> None:

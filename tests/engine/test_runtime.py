@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tensorrt_case import small_spec, tensorrt_rtx
 
-from edged.engine.gpu import find_gpu
+from edged.engine.gpu import Gpu, find_gpu
 from edged.engine.provision import provide
 from edged.engine.shapes import EngineShapes
 from edged.engine.store import EngineStore
@@ -165,9 +165,34 @@ def test_another_version_is_refused_before_its_library_reads_the_plan(
 ) -> None:
     bindings = Bindings()
     with pytest.raises(
-        FailedPreconditionError, match=r"built by tensorrt 1.7.1.116, and tensorrt 1.8 is loaded: build it"
+        FailedPreconditionError,
+        match=r"of small does not fit here: TensorRT is tensorrt 1.7.1.116, needed is tensorrt 1.8; build it again",
     ):
         loaded(engine, bindings, monkeypatch, version="1.8")
+    assert bindings.calls == []
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "said"),
+    [
+        ("targets", "sm86 sm120", "the GPU is sm86 sm120, needed is sm89"),
+        ("driver", "12.6", "the driver is 12.6, needed is 13.0"),
+        ("plugins", "0" * 64, "the hash of the plugins' sources is 000000000000..., needed is"),
+        ("edged", "0.0.1", "edged's version is 0.0.1, needed is"),
+    ],
+)
+def test_a_plan_of_another_machine_or_of_other_plugins_is_refused_before_its_library_reads_it(
+    part: str, value: str, said: str, engine: StoredEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bindings = Bindings()
+    monkeypatch.setattr(tensorrt_runtime, "find_gpu", lambda: Gpu((8, 9), 13000))
+    other = replace(
+        engine, manifest=replace(engine.manifest, key=replace(engine.manifest.key, **{part: value}))
+    )
+    with pytest.raises(FailedPreconditionError) as error:
+        loaded(other, bindings, monkeypatch)
+    assert said in error.value.message
+    assert error.value.message.endswith("build it again with `edgectl build`")
     assert bindings.calls == []
 
 

@@ -55,9 +55,9 @@ def test_an_engine_that_differs_in_any_part_is_not_used_and_says_in_which(
     assert wanted.digest != KEY.digest
     assert store.find(wanted) is None
     with pytest.raises(
-        FailedPreconditionError, match=r"the engine does not fit this machine: .*; build it again"
+        FailedPreconditionError, match=r"^the engine x does not fit here: .*; build it again with `edgectl"
     ) as no:
-        engine.manifest.key.check_serves(wanted, "/plans/x")
+        engine.manifest.key.check_serves(wanted, "the engine x")
     assert len(engine.manifest.key.differences(wanted)) == 1
     assert value[:12] in no.value.message
 

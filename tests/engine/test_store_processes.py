@@ -8,43 +8,18 @@ import random
 import resource
 import signal
 import stat
-import sys
 import tempfile
 import threading
 import time
-import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from children import exit_of, in_child
 from stored_plans import KEY, other_key, plan_of, stored
 
 from edged.engine.store import EngineStore
 from edged.errors import CancelledError, EdgedError, FailedPreconditionError, ResourceExhaustedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-def in_child(work: Callable[[], object]) -> int:
-    """Run something in a process of its own; its pid. It exits with 0, or 1 and a traceback."""
-    child = os.fork()
-    if child:
-        return child
-    status = 1
-    try:
-        work()
-        status = 0
-    except BaseException:  # noqa: BLE001 - a forked child may not go on in the parent's test
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def exit_of(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 class TestProcesses:
