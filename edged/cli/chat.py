@@ -4,7 +4,7 @@ import contextlib
 import sys
 from typing import cast
 
-from edged.cli.connection import connect, wait_until_serving
+from edged.cli.connection import connect, take_patiently, wait_until_serving
 from edged.cli.generate import describe_finish
 from edged.cli.options import (
     AddressOption,
@@ -25,7 +25,8 @@ from edged.cli.options import (
     unescape,
 )
 from edged.cli.terminal import note, say_error, write_beside, write_text
-from edged.client import Client, Finished
+from edged.client import Client, Finished, Generation
+from edged.client.attempts import Attempts
 from edged.client.requests import GenerateOptions
 from edged.errors import EdgedError, UnreachableError
 
@@ -76,20 +77,35 @@ def command(
         wait_until_serving(client, wait)
         # A daemon that is not there is told of before the first message is typed.
         client.status()
-        Conversation(client, options, system=system, timeout=timeout).run()
+        Conversation(client, options, system=system, timeout=timeout, wait=wait).run()
 
 
 class Conversation:
-    """The messages so far, and what the lines typed do to them."""
+    """The messages so far, and what the lines typed do to them.
+
+    Args:
+        client: Of the daemon.
+        options: Of every request.
+        system: The system message.
+        timeout: Seconds that each answer has.
+        wait: Seconds that a message waits for a daemon that starts again; None: it is refused then.
+    """
 
     def __init__(
-        self, client: Client, options: GenerateOptions, *, system: str | None, timeout: float | None
+        self,
+        client: Client,
+        options: GenerateOptions,
+        *,
+        system: str | None,
+        timeout: float | None,
+        wait: float | None,
     ) -> None:
         self.messages: list[dict[str, str]] = []
         self._client = client
         self._options = options
         self._system = system
         self._timeout = timeout
+        self._wait = wait
         self._stats = False
         self._interactive = sys.stdin.isatty() and sys.stdout.isatty()
 
@@ -201,7 +217,15 @@ class Conversation:
         self.messages.append({"role": "assistant", "content": "".join(pieces)})
 
     def _answer(self, messages: list[dict[str, str]], pieces: list[str]) -> None:
-        generation = self._client.generate(messages, timeout=self._timeout, **self._options)
+        attempts = Attempts(self._timeout, patient=self._wait is not None, patience=self._wait)
+
+        def start() -> Generation:
+            return self._client.generate(messages, timeout=attempts.left(), **self._options)
+
+        take_patiently(self._client, start, lambda one: self._take(one, pieces), attempts, self._wait)
+
+    def _take(self, generation: Generation, pieces: list[str]) -> None:
+        """Write an answer as it comes, and keep its text."""
         thinking = False
         try:
             for event in generation:

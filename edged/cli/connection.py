@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
@@ -15,7 +15,13 @@ from edged.errors import EdgedError, InvalidArgumentError, UnavailableError
 from edged.v1 import control_pb2
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from edged.client.address import Address
+    from edged.client.attempts import Attempts
+    from edged.client.generation import Generation
+
+Taken = TypeVar("Taken")
 
 
 def connect(address: str | None) -> Client:
@@ -63,6 +69,36 @@ def wait_until_serving(client: Client, seconds: float | None) -> None:
             time.sleep(min(POLL_SECONDS, left))
     finally:
         live.clear()
+
+
+def take_patiently(
+    client: Client,
+    start: Callable[[], Generation],
+    take: Callable[[Generation], Taken],
+    attempts: Attempts,
+    wait: float | None,
+) -> Taken:
+    """What ``take`` makes of a generation; one of which nothing had come when its engine or daemon ended is sent again.
+
+    Args:
+        client: Of the daemon.
+        start: Sends the request.
+        take: Takes every event.
+        attempts: Whether and when it may be sent again.
+        wait: Seconds to wait before for a daemon that serves.
+
+    Raises:
+        EdgedError: The daemon refused or ended the request.
+    """
+    while True:
+        generation = start()
+        try:
+            return take(generation)
+        except UnavailableError as error:
+            if generation.delivered:
+                raise
+            time.sleep(attempts.pause(error))
+        wait_until_serving(client, wait)
 
 
 class _LiveLine:

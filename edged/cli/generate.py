@@ -2,14 +2,12 @@
 
 import json
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
 
-from edged.cli.connection import connect, wait_until_serving
+from edged.cli.connection import connect, take_patiently, wait_until_serving
 from edged.cli.generation_options import (
     AnswersOption,
     BadWordOption,
@@ -55,7 +53,7 @@ from edged.cli.options import (
     unescape,
 )
 from edged.cli.terminal import note, write_beside, write_text
-from edged.client import Answer, Chunk, Client, Finished, Generation, Started
+from edged.client import Answer, Chunk, Finished, Generation, Started
 from edged.client.attempts import Attempts
 from edged.client.events import AnswerBuilder, TokenLogprobs
 from edged.errors import EdgedError, UnavailableError, UnreachableError
@@ -183,7 +181,8 @@ def command(
             )
 
         try:
-            found = collect_patiently(client, start, attempts, wait, show=not as_json and not several)
+            show = not as_json and not several
+            found = take_patiently(client, start, lambda one: collect(one, show=show), attempts, wait)
         except UnavailableError as error:
             if wait is None and error.retry_seconds is not None and not isinstance(error, UnreachableError):
                 raise with_hint(error, "--wait 60s waits until it serves") from error
@@ -202,25 +201,6 @@ def command(
 def with_hint(error: EdgedError, hint: str) -> EdgedError:
     """The same error with a further remedy in its message."""
     return type(error)(f"{error.message}; {hint}", field=error.field, retry_seconds=error.retry_seconds)
-
-
-def collect_patiently(
-    client: Client, start: Callable[[], Generation], attempts: Attempts, wait: float | None, *, show: bool
-) -> tuple[Answer, ...]:
-    """As :func:`collect`; a request of which nothing had come when its engine or daemon ended is sent again with ``--wait``.
-
-    Raises:
-        EdgedError: The daemon refused or ended the request.
-    """
-    while True:
-        generation = start()
-        try:
-            return collect(generation, show=show)
-        except UnavailableError as error:
-            if generation.delivered:
-                raise
-            time.sleep(attempts.pause(error))
-        wait_until_serving(client, wait)
 
 
 def collect(generation: Generation, *, show: bool) -> tuple[Answer, ...]:

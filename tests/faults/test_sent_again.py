@@ -41,30 +41,32 @@ def until(condition):
 
 
 def test_what_was_sent_into_a_frozen_engine_is_answered_by_the_next_one(start_daemon):
-    daemon = start_daemon(fake={"step_seconds": 0.002}, watchdog=SOON)
+    daemon = start_daemon(fake={"step_seconds": 0.002, "vocabulary": 49152}, watchdog=SOON)  # for a chat's
 
     async def ask():
         async with AsyncClient(daemon.address, wait_for_ready=True) as client:
             return [event async for event in client.generate(IDS, max_tokens=5, timeout=60, **SAMPLED)]
 
-    with daemon.client(wait_for_ready=True) as client, ThreadPoolExecutor(3) as pool:
+    def ctl(*words, message=None):
+        address = ["--address", daemon.address, "--wait", "60s"]
+        words = [sys.executable, "-m", "edged.cli", *words, *address]
+        return subprocess.run(words, input=message, capture_output=True, text=True, check=False)
+
+    with daemon.client(wait_for_ready=True) as client, ThreadPoolExecutor(4) as pool:
         expected = client.generate(IDS, max_tokens=5, **SAMPLED).answer().token_ids
         os.kill(client.status().engine_pid, signal.SIGSTOP)
         blocking = pool.submit(lambda: list(client.generate(IDS, max_tokens=5, timeout=60, **SAMPLED)))
         with_asyncio = pool.submit(lambda: asyncio.run(ask()))
-        words = ["-m", "edged.cli", "generate", "A", "-n", "2", "--ignore-eos", "--address", daemon.address]
-        ctl = pool.submit(
-            subprocess.run,
-            [sys.executable, *words, "--wait", "60s"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        commands = [
+            pool.submit(ctl, "generate", "A", "-n", "2", "--ignore-eos"),
+            pool.submit(ctl, "chat", "-n", "2", message="A\n"),
+        ]
         for answer in (blocking, with_asyncio):
             events = answer.result(60)
             assert kinds(events) == [Started, Chunk, Finished]
             assert tuple(token for event in events[1:-1] for token in event.token_ids) == expected
-        assert ctl.result(60).returncode == 0, ctl.result().stderr
+        for command in commands:
+            assert command.result(60).returncode == 0, command.result().stderr
         status = client.status()
         assert status.engine_restarts == 1
         assert "its process is stopped" in status.last_error

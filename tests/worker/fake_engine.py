@@ -67,7 +67,7 @@ def main():
             max_sequences=config.max_sequences,
             context_length=config.context_length,
             pages=config.max_sequences * -(-config.context_length // 64),
-            vocabulary=VOCABULARY,
+            vocabulary=settings.get("vocabulary", VOCABULARY),
         )
         slow_load = settings.get("slow_load", 0)
         error = settings.get("load_error")
