@@ -52,6 +52,12 @@ else
     edgectl generate "The capital of France is" -n 8 -t 0 || fail "no answer"
     edgectl doctor --config /etc/edged/edged.yaml || fail "doctor found faults"
     [ -z "$(find /opt/edged -user edged)" ] || fail "the service wrote beside its code"
+    say "It reads its configuration again, without any program of procps"
+    [ ! -e /bin/kill ] || fail "this root is not as small as it should be"
+    printf 'log: {level: debug}\n' >>/etc/edged/edged.yaml
+    systemctl reload edged
+    for _ in $(seq 100); do [[ $(property StatusText) != *"reloaded: log.level"* ]] || break; sleep 0.1; done
+    [[ $(property StatusText) == *"reloaded: log.level"* ]] || fail "the reload is not told: $(property StatusText)"
     say "The same package once more, as an upgrade"
     pid=$(property MainPID)
     dpkg --install "$package"

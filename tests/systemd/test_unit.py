@@ -74,6 +74,14 @@ def test_what_is_not_tried_again_are_the_statuses_that_no_new_try_changes():
     assert {int(word) for word in line.split()} == {int(code) for code in final}
 
 
+def test_the_unit_runs_no_program_that_a_small_system_may_lack():
+    """Debian's smallest has no /bin/kill: a reload failed there."""
+    for path in SYSTEMD.rglob("*"):
+        text = path.read_text() if path.suffix in (".service", ".conf") else ""
+        programs = set(re.findall(r"(?m)^Exec\w+=[-@:+!]*(\S+)", text))
+        assert programs <= {"/opt/edged/bin/edged", "/bin/sh"}, path
+
+
 def test_every_hardware_has_its_devices():
     jetson = (SYSTEMD / "drop-ins" / "jetson.conf").read_text()
     assert "char-nvmap" in jetson
