@@ -84,6 +84,16 @@ def command(
             show_default="$EDGED_CACHE/engines, else ~/.cache/edged/engines",
         ),
     ] = None,
+    refit: Annotated[
+        bool,
+        typer.Option(
+            "--refit",
+            help="Build, on the machine whose GPU will run it, a plan whose dense products have constant weights, which are "
+            "left out of it and put in from the checkpoint when the daemon loads it. The daemon takes such an engine where "
+            "there is one.",
+            show_default=False,
+        ),
+    ] = False,
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Build also where there is an engine.", show_default=False)
     ] = False,
@@ -104,7 +114,7 @@ def command(
             models = _models_of(read_config(config.expanduser()), model)
         else:
             models = (_model_of(folder, dtype, attention, prefill_chunk, max_sequences),)
-        results = [_build(each, target or [], cache, rebuild=rebuild) for each in models]
+        results = [_build(each, target or [], cache, refit=refit, rebuild=rebuild) for each in models]
     except (CheckpointError, ConfigError) as error:
         say_error(error.message)
         return exit_code_of(error)
@@ -163,7 +173,9 @@ def _model_of(
     )
 
 
-def _build(model: ModelConfig, targets: list[str], cache: Path | None, *, rebuild: bool) -> _Result:
+def _build(
+    model: ModelConfig, targets: list[str], cache: Path | None, *, refit: bool, rebuild: bool
+) -> _Result:
     # onnx and numpy take a while to import; nothing above needs them.
     from edged.engine.provision import provide_model  # noqa: PLC0415
     from edged.engine.store import EngineStore, default_folder  # noqa: PLC0415
@@ -172,7 +184,12 @@ def _build(model: ModelConfig, targets: list[str], cache: Path | None, *, rebuil
     store = EngineStore(default_folder() if cache is None else cache.expanduser())
     with ProgressBars(f"engine of {model.name}") as bars:
         engine, built = provide_model(
-            model, store, targets=parse_targets(targets), rebuild=rebuild, progress=bars.report
+            model,
+            store,
+            targets=parse_targets(targets),
+            refitted=refit,
+            rebuild=rebuild,
+            progress=bars.report,
         )
     return _Result(model.name, built, engine.folder, engine.manifest)
 
@@ -186,6 +203,7 @@ def _print(results: list[_Result], *, as_json: bool) -> None:
                 "folder": str(each.folder),
                 "key": each.manifest.key.to_json(),
                 "plan_bytes": each.manifest.plan_bytes,
+                "refitted": each.manifest.refitted,
                 "activation_bytes": dict(each.manifest.activation_bytes),
                 "build_seconds": each.manifest.build_seconds,
             }
@@ -199,6 +217,6 @@ def _print(results: list[_Result], *, as_json: bool) -> None:
         context = manifest.context_bytes
         memory = "" if context is None else f", {format_size(context)} of device memory for activations"
         sys.stdout.write(
-            f"{each.model}: {verb}: {key.targets}, {key.dtype}, {key.tensorrt}; plan "
+            f"{each.model}: {verb}: {key.targets}, {key.dtype}, {key.tensorrt}; {'stripped ' * manifest.refitted}plan "
             f"{format_size(manifest.plan_bytes)}{memory}\n{each.folder}\n"
         )

@@ -125,7 +125,8 @@ def _row(entry: Entry) -> tuple[str, ...]:
     manifest = entry.manifest
     known = ("?", "?", "?", "?")
     if manifest is not None:
-        known = (manifest.label, manifest.key.targets, manifest.key.dtype, manifest.key.tensorrt)
+        dtype = f"{manifest.key.dtype}, stripped" if manifest.refitted else manifest.key.dtype
+        known = (manifest.label, manifest.key.targets, dtype, manifest.key.tensorrt)
     return (entry.folder.name, *known, entry.state, format_size(entry.nbytes), _day(entry.used))
 
 
@@ -138,6 +139,7 @@ def _fields(entry: Entry) -> dict[str, object]:
         "used": entry.used,
         "label": None if manifest is None else manifest.label,
         "key": None if manifest is None else manifest.key.to_json(),
+        "refitted": None if manifest is None else manifest.refitted,
         "activation_bytes": None if manifest is None else dict(manifest.activation_bytes),
         "fault": entry.fault,
     }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edged.engine.held_weights import write_blank
 from edged.engine.monitor import make_monitor
 from edged.errors import CancelledError, InternalError
 from plugins_trt.tensorrt.logger import record
@@ -38,12 +41,14 @@ class Plan:
             TensorRT did not say.
         build_seconds: Time from the graph to the plan.
         timing_cache: Timings to give the next build; None where nothing is timed.
+        refitted: It lacks weights, which who loads it has to put in (:attr:`edged.engine.graph.GraphSpec.held`).
     """
 
     data: memoryview
     activation_bytes: Mapping[str, int] = field(default_factory=dict)
     build_seconds: float = 0.0
     timing_cache: bytes | None = None
+    refitted: bool = False
 
 
 def build(
@@ -147,7 +152,7 @@ class _Build:
     def _build(self) -> Plan:
         trt, started = self._trt, time.monotonic()
         builder = trt.Builder(self._tensorrt.logger)
-        network = self._parse(builder)
+        network, _parser = self._parse(builder)
         config = self._configure(builder)
         cache = self._load_timing_cache(config)
         monitor = make_monitor(trt, self._report, self._cancelled)
@@ -167,26 +172,44 @@ class _Build:
             activation_bytes=dict(zip(names, said, strict=True)) if len(said) == len(names) else {},
             build_seconds=time.monotonic() - started,
             timing_cache=None if cache is None else bytes(config.get_timing_cache().serialize()),
+            refitted=self._spec.refitted,
         )
 
     def _report(self, fraction: float) -> None:
         if self._progress is not None:
             self._progress("building", round(1000 * fraction), 1000)
 
-    def _parse(self, builder: Any) -> Any:  # noqa: ANN401 - the bindings have no types
+    def _parse(self, builder: Any) -> tuple[Any, Any]:  # noqa: ANN401 - the bindings have no types
         trt = self._trt
         flag = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
         network = builder.create_network(flag)
         parser = trt.OnnxParser(network, self._tensorrt.logger)
-        if not parser.parse(self._graph):
+        if not self._read(parser):
             raise InternalError(f"{self._tensorrt.name} cannot read the graph: {record.reason()}")
-        return network
+        for each in self._spec.held:
+            if not network.mark_weights_refittable(each.name):
+                raise InternalError(
+                    f"{self._tensorrt.name} cannot leave {each.name} out of a plan: {record.reason()}"
+                )
+        # What the parser has mapped, the network reads until it is built.
+        return network, parser
+
+    def _read(self, parser: Any) -> bool:  # noqa: ANN401
+        if not self._spec.held:
+            return bool(parser.parse(self._graph))
+        with tempfile.TemporaryDirectory(prefix="edged-build-") as folder:
+            write_blank(Path(folder), self._spec.held)
+            return bool(parser.parse(self._graph, str(Path(folder) / "graph.onnx")))
 
     def _configure(self, builder: Any) -> Any:  # noqa: ANN401
         trt = self._trt
         config = builder.create_builder_config()
         # A captured step may not fork onto streams that nobody else knows.
         config.max_aux_streams = 0
+        if self._spec.refitted:
+            # Of the marked weights alone: with REFIT every small constant would be missing, too.
+            config.set_flag(trt.BuilderFlag.REFIT_INDIVIDUAL)
+            config.set_flag(trt.BuilderFlag.STRIP_PLAN)
         if self._tensorrt.is_rtx:
             config.num_compute_capabilities = len(self._targets)
             for index, target in enumerate(self._targets):

@@ -1,6 +1,6 @@
 """The decoder as one ONNX model, emitted from the definition that the torch executor runs.
 
-Every weight is an input. A step is a ragged batch of S sequences with T new tokens in all; the node ``edged::Attention``
+Every weight is an input, but those of dense products in a graph that asks for constants. A step is a ragged batch of S sequences with T new tokens in all; the node ``edged::Attention``
 of each layer stores their keys and values in pages that it finds by layer index, selects and attends.
 """
 
@@ -13,6 +13,7 @@ import onnx
 from onnx import helper
 
 from edged import __version__
+from edged.engine.held_weights import HeldWeight, held_weights
 from edged.engine.onnx_nodes import ELEMENT_TYPES, Dim, OnnxNodes
 from edged.engine.onnx_operators import OnnxOperators, StepInputs
 from edged.errors import UnsupportedError
@@ -70,11 +71,13 @@ class GraphSpec:
         architecture: The model's hyper-parameters.
         dtype: Of activations and weights: float32, float16 or bfloat16 (plugins take the last two).
         selection: Which blocks a query attends to; None attends densely everywhere.
+        refitted: The weights of dense products are constants, of which the plan is stripped; who loads it puts them in.
     """
 
     architecture: Architecture
     dtype: str
     selection: SelectionRule | None = None
+    refitted: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a dtype or weights that no graph has."""
@@ -83,15 +86,28 @@ class GraphSpec:
                 f"dtype {self.dtype!r}: a graph has one of {', '.join(DTYPES)}", field="dtype"
             )
         _check_packed(self.architecture)
+        if self.refitted and not self.held:
+            raise UnsupportedError(
+                "refit: every product of this model has packed weights or the embedding's, which are inputs of any plan: "
+                "build without it",
+                field="refit",
+            )
+
+    @property
+    def held(self) -> tuple[HeldWeight, ...]:
+        """The weights that are constants."""
+        return held_weights(self.architecture, self.dtype) if self.refitted else ()
 
     def input_shapes(self) -> dict[str, tuple[str, tuple[Dim, ...]]]:
-        """Element type and shape of every input: the step's, the rotary tables, the weights."""
+        """Element type and shape of every input: the step's, the rotary tables, the weights that are no constants."""
+        held = {each.name for each in self.held}
         half = self.architecture.head_dim // 2
         shapes = dict(STEP_INPUTS)
         shapes["rope_cosine"] = shapes["rope_sine"] = ("float32", (POSITIONS, half))
         for spec in weight_specs(self.architecture):
             for part in cuda_weight_parts(spec):
-                shapes[part.name] = (part.dtype or self.dtype, part.shape)
+                if part.name not in held:
+                    shapes[part.name] = (part.dtype or self.dtype, part.shape)
         for name, source in self.aliases().items():
             shapes[name] = shapes[source]
         return shapes
@@ -137,6 +153,7 @@ def emit(spec: GraphSpec) -> onnx.ModelProto:
     """
     nodes = OnnxNodes()
     values = {name: nodes.input(name, dtype, shape) for name, (dtype, shape) in spec.input_shapes().items()}
+    values |= {each.name: nodes.held(each.name, each.dtype, each.shape) for each in spec.held}
     step = StepInputs(**{name: values[name] for name in (*STEP_INPUTS, "rope_cosine", "rope_sine")})
     weights = {each.name: values[each.name] for each in weight_specs(spec.architecture)}
     decoder = Decoder(spec.architecture, weights)
@@ -154,23 +171,23 @@ def emit(spec: GraphSpec) -> onnx.ModelProto:
     output = helper.make_tensor_value_info(
         LOGITS, ELEMENT_TYPES["float32"], [ROWS, spec.architecture.vocabulary]
     )
-    graph = helper.make_graph(
-        nodes.nodes,
-        "decoder",
-        nodes.inputs,
-        [output],
-        initializer=nodes.initializers,
-        value_info=nodes.values,
-    )
-    model = helper.make_model(
-        graph,
-        opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(NAMESPACE, 1)],
-        ir_version=IR_VERSION,
-        producer_name="edged",
-        producer_version=__version__,
-    )
-    onnx.checker.check_model(model)
-    return model
+
+    def model_of(inputs: list[onnx.ValueInfoProto], constants: list[onnx.TensorProto]) -> onnx.ModelProto:
+        graph = helper.make_graph(
+            nodes.nodes, "decoder", inputs, [output], initializer=constants, value_info=nodes.values
+        )
+        return helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(NAMESPACE, 1)],
+            ir_version=IR_VERSION,
+            producer_name="edged",
+            producer_version=__version__,
+        )
+
+    # The checker opens the files of constants: to it they are inputs.
+    onnx.checker.check_model(model_of([*nodes.inputs, *nodes.constants], nodes.initializers))
+    held = [each.to_onnx() for each in spec.held]
+    return model_of(nodes.inputs, [*nodes.initializers, *held])
 
 
 def serialize(model: onnx.ModelProto) -> bytes:

@@ -155,9 +155,13 @@ def _short(text: str) -> str:
 
 
 def slot_of(spec: GraphSpec, targets: Sequence[str]) -> str:
-    """What an engine is for, whatever version builds it: the model's shape, dtype, attention and targets; 16 hex digits.
+    """What an engine is for, whatever version builds it, in 16 hex digits.
+
+    That is the model's shape, dtype, attention and targets, and whether its plan is stripped of weights.
 
     Of the engines of one slot, the last that passed its check is kept until a newer one has passed.
     """
-    parts = (repr(spec.architecture), spec.dtype, repr(spec.selection), " ".join(targets))
+    parts = [repr(spec.architecture), spec.dtype, repr(spec.selection), " ".join(targets)]
+    if spec.refitted:
+        parts.append("refitted")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

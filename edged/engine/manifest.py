@@ -33,6 +33,7 @@ class Manifest:
         activation_bytes: Device memory of a context, by profile.
         build_seconds: How long the build took.
         created: When, in ISO 8601 (UTC).
+        refitted: The plan lacks weights, which who loads it has to put in.
         serial: Larger than that of every engine that was there before: clocks of robots jump.
     """
 
@@ -45,6 +46,7 @@ class Manifest:
     build_seconds: float = 0.0
     created: str = ""
     serial: int = 0
+    refitted: bool = False
 
     @property
     def context_bytes(self) -> int | None:
@@ -63,6 +65,7 @@ class Manifest:
             "build_seconds": round(self.build_seconds, 3),
             "created": self.created,
             "serial": self.serial,
+            "refitted": self.refitted,
         }
         text = json.dumps(content, indent=2, sort_keys=True).encode() + b"\n"
         return text + hashlib.sha256(text).hexdigest().encode() + b"\n"
@@ -91,6 +94,7 @@ class Manifest:
                 build_seconds=float(content["build_seconds"]),
                 created=str(content["created"]),
                 serial=int(content["serial"]),
+                refitted=bool(content.get("refitted", False)),
             )
         except DamagedError:
             raise

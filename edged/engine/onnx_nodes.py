@@ -41,6 +41,8 @@ class OnnxNodes:
     def __init__(self) -> None:
         self.nodes: list[NodeProto] = []
         self.inputs: list[ValueInfoProto] = []
+        self.constants: list[ValueInfoProto] = []
+        """What :meth:`held` declared."""
         self.values: list[ValueInfoProto] = []
         self._constants: dict[tuple[str, bytes, tuple[int, ...]], Value] = {}
         self.initializers: list[TensorProto] = []
@@ -49,6 +51,12 @@ class OnnxNodes:
     def input(self, name: str, dtype: str, shape: Sequence[Dim]) -> Value:
         """Declare an input of the graph."""
         self.inputs.append(helper.make_tensor_value_info(name, ELEMENT_TYPES[dtype], list(shape)))
+        self._used[name] = 1
+        return Value(name, dtype)
+
+    def held(self, name: str, dtype: str, shape: Sequence[Dim]) -> Value:
+        """Declare a constant whose bytes lie outside the graph."""
+        self.constants.append(helper.make_tensor_value_info(name, ELEMENT_TYPES[dtype], list(shape)))
         self._used[name] = 1
         return Value(name, dtype)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from edged import __version__
 from edged.engine.gpu import find_gpu
 from edged.engine.key import slot_of
-from edged.engine.provision import spec_of
+from edged.engine.provision import specs_of
 from edged.engine.shapes import EngineShapes
 from edged.engine.store import EngineStore, default_folder
 from edged.errors import FailedPreconditionError
@@ -24,7 +24,7 @@ def planned_context_bytes(model: ModelConfig, folder: Path | None = None) -> int
     """Device memory that the model's engine needs for activations and scratch; None where no build has said it.
 
     Of the engines in the cache that would run the model on this machine's GPU (without one: on any), whatever TensorRT
-    built them, the one that needs most.
+    built them and wherever they have their weights, the one that needs most.
 
     Args:
         model: The model of the configuration.
@@ -34,14 +34,15 @@ def planned_context_bytes(model: ModelConfig, folder: Path | None = None) -> int
         CheckpointError: The model folder is refused.
         ConfigError: The configuration asks for what no engine has.
     """
-    spec, shapes, gpu = spec_of(model), EngineShapes.of(model), find_gpu()
+    shapes, gpu = EngineShapes.of(model), find_gpu()
+    specs = specs_of(model)
     store = EngineStore(default_folder() if folder is None else folder)
 
     def fits(manifest: Manifest) -> bool:
         key = manifest.key
         targets = key.targets.split()
         return (
-            manifest.slot == slot_of(spec, targets)
+            manifest.slot in {slot_of(spec, targets) for spec in specs}
             and key.shapes == shapes.text
             and (gpu is None or gpu.target in targets)
             and (key.edged, key.plugins) == (__version__, source_hash())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edged.engine import builder
 from edged.engine.gpu import find_gpu
 from edged.engine.graph import GraphSpec, emit, serialize
+from edged.engine.held_weights import held_weights
 from edged.engine.key import EngineKey, slot_of
 from edged.engine.selection import selection_of
 from edged.engine.shapes import EngineShapes
@@ -106,19 +108,29 @@ def provide_model(
     store: EngineStore,
     *,
     targets: Sequence[str] = (),
+    refitted: bool | None = None,
     rebuild: bool = False,
     progress: Progress | None = None,
     cancelled: threading.Event | None = None,
 ) -> tuple[StoredEngine, bool]:
     """As :func:`provide`, for a model of the configuration: what the daemon and ``edgectl build`` ask for.
 
+    `refitted` says whether the weights of dense products are constants, of which the plan is stripped. None, as the daemon
+    asks: they are if somebody has built such an engine and it has not failed its check, else every weight is an input.
+
     Raises:
         CheckpointError: The model folder is refused.
         ConfigError: The configuration asks for what no engine has.
     """
+    specs, shapes = specs_of(model), EngineShapes.of(model)
+    if refitted is None and not rebuild and find_gpu() is not None:
+        for spec in specs[1:]:
+            found = store.find(_identify(spec, shapes, targets)[-1])
+            if found is not None and (found.check is None or found.check.get("passed") is True):
+                return found, False
     return provide(
-        spec_of(model),
-        EngineShapes.of(model),
+        spec_of(model, refitted=bool(refitted)),
+        shapes,
         store,
         label=model.name,
         targets=targets,
@@ -134,15 +146,33 @@ def _identify(
     """What builds, for which targets, from which graph, and the key that all this gives."""
     gpu = find_gpu()
     tensorrt, chosen = choose(targets, gpu)
+    if spec.refitted and gpu is None:
+        raise FailedPreconditionError(
+            "a plan that is stripped of its weights is built on the machine whose GPU is to run it: TensorRT's compiler asks "
+            "the driver, and there is none here; build it there, or here without --refit",
+            field="refit",
+        )
     graph = serialize(emit(spec))
     key = EngineKey.of(graph, spec, shapes, tensorrt=tensorrt, targets=chosen, gpu=gpu)
     return tensorrt, chosen, graph, key
 
 
-def spec_of(model: ModelConfig) -> GraphSpec:
+def specs_of(model: ModelConfig) -> tuple[GraphSpec, ...]:
+    """The graphs that can run a model of the configuration: with every weight an input, and refitted if it can be.
+
+    Raises:
+        CheckpointError: As :func:`spec_of`.
+        ConfigError: As :func:`spec_of`.
+    """
+    spec = spec_of(model)
+    return (spec, replace(spec, refitted=True)) if held_weights(spec.architecture, spec.dtype) else (spec,)
+
+
+def spec_of(model: ModelConfig, *, refitted: bool = False) -> GraphSpec:
     """The graph of a model of the configuration.
 
     Raises:
+        UnsupportedError: ``refitted``, and the model has no weights that could be constants.
         CheckpointError: The model folder is refused.
         ConfigError: A dtype, or attention, that the plugins do not take.
     """
@@ -162,7 +192,7 @@ def spec_of(model: ModelConfig) -> GraphSpec:
         check_heads(architecture.heads, architecture.kv_heads, architecture.head_dim)
     except LaunchError as error:
         raise CheckpointError(f"{model.path}: no kernel takes this model's heads: {error}") from None
-    return GraphSpec(architecture, model.dtype, selection_of(model.path, model.attention))
+    return GraphSpec(architecture, model.dtype, selection_of(model.path, model.attention), refitted)
 
 
 def _unless_failed(engine: StoredEngine) -> StoredEngine:

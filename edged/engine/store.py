@@ -181,6 +181,7 @@ class EngineStore:
             build_seconds=plan.build_seconds,
             created=dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
             serial=1 + max((_serial(entry) for entry in self.entries()), default=0),
+            refitted=plan.refitted,
         )
         name = f"{key.digest}.{secrets.token_hex(4)}"
         unfinished, folder = self.folder / f"{_BUILDING}{name}", self.folder / name

@@ -7,12 +7,13 @@ multiple of 16 and enqueued. All contexts of the engine share one block of memor
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edged.engine.provision import spec_of
 from edged.engine.rope_tables import rope_tables
 from edged.engine.store import EngineStore
 from edged.errors import EdgedError, FailedPreconditionError, InternalError, LedgerError, UnsupportedError
@@ -31,6 +32,7 @@ from edged.executor.host_sampler import draw as draw_on_host
 from edged.executor.kv_arena import arena_of
 from edged.executor.tensorrt_pages import DevicePages
 from edged.executor.tensorrt_provide import provide_engine
+from edged.executor.tensorrt_refit import HostWeights
 from edged.executor.tensorrt_steps import EngineSteps
 from edged.executor.tensorrt_weights import load_weights
 from edged.memory.buffers import ModelPlan, step_buffers, weight_buffers
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from edged.checkpoint.reference_logits import ReferenceLogits
     from edged.config import ModelConfig
     from edged.engine.entries import StoredEngine
+    from edged.engine.held_weights import HeldWeight
     from edged.executor.base import ByteArray, FloatArray, Int32Array, Progress, StepBatch
     from edged.executor.captured import Bucket
     from edged.executor.tensorrt_device import Device
@@ -127,18 +130,18 @@ class TensorRTExecutor(Executor):
         except TensorRTError as error:
             raise FailedPreconditionError(str(error)) from None
         check_multiprocessors(device.multiprocessors)
-        specs = (*weight_buffers(plan), *step_buffers(plan))
+        # Weights that the plan was stripped of lie in the engine: the same bytes in another place.
+        held = spec_of(self._config, refitted=True).held if self.engine.manifest.refitted else ()
+        inside = {each.name for each in held}
+        specs = [spec for spec in (*weight_buffers(plan), *step_buffers(plan)) if spec.name not in inside]
         self._specs = {spec.name: spec for spec in specs}
         for index, spec in enumerate(specs):
             progress(f"allocating {spec.row}", index, len(specs))
             self.pointers[spec.name] = device.allocate(spec.nbytes)
-        symmetric = load_weights(self._config.path, plan.architecture, plan.dtype, self._store, progress)
         cosine, sine = rope_tables(plan.architecture, self._specs["rope_cosine"].shape[0])
         self._store("rope_cosine", 0, cosine)
         self._store("rope_sine", 0, sine)
-        progress("loading the engine", 0, 1)
-        stream = int(device.stream.handle)
-        self._loaded: LoadedEngine = runtime.load(self.engine, stream)
+        symmetric = self._load_engine(runtime, held, progress)
         self._check_memory(self._loaded.memory_bytes)
         kernels = device.kernels(plan)
         session = DeviceSession(
@@ -155,6 +158,25 @@ class TensorRTExecutor(Executor):
         self._steps = EngineSteps(self._config, plan, self.pointers, device, self._loaded, kernels, session)
         self._steps.capture(self._specs["attention_workspace"].nbytes, progress)
         self._check_engine(reference, progress)
+
+    def _load_engine(
+        self, runtime: Runtime, held: tuple[HeldWeight, ...], progress: Progress
+    ) -> frozenset[str]:
+        """Read the weights, load the plan, and put in what it was stripped of; names of the symmetric 4-bit weights."""
+        with ExitStack() as stack:
+            host = stack.enter_context(HostWeights(held, self.engine.folder.parent)) if held else None
+
+            def store(weight: str, offset: int, data: Numbers) -> None:
+                (self._store if host is None or weight not in host else host.store)(weight, offset, data)
+
+            path, architecture, dtype = self._config.path, self.plan.architecture, self.plan.dtype
+            symmetric = load_weights(path, architecture, dtype, store, progress)
+            progress("loading the engine", 0, 1)
+            self._loaded: LoadedEngine = runtime.load(self.engine, int(self.device.stream.handle))
+            if host is not None:
+                progress("putting weights into the engine", 0, 1)
+                self._loaded.refit(host.weights())
+        return symmetric
 
     def step(self, batch: StepBatch) -> Int32Array:
         """Run one step and draw a token for each needed row, int32 [R]."""

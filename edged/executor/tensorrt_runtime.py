@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edged import __version__
+from edged.checkpoint.name_list import listed
 from edged.engine.gpu import find_gpu
 from edged.errors import FailedPreconditionError, InternalError
 from plugins_trt.tensorrt import adapter
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from edged.engine.entries import StoredEngine
     from edged.engine.gpu import Gpu
+    from edged.executor.tensorrt_refit import HostWeight
     from plugins_trt.tensorrt.adapter import TensorRT
 
 Shapes = dict[str, tuple[int, ...]]
@@ -52,6 +54,13 @@ class LoadedEngine(Protocol):
     @property
     def memory_bytes(self) -> int:
         """Device memory that a context of any profile needs."""
+
+    def refit(self, weights: Mapping[str, HostWeight]) -> None:
+        """Put in the weights that the plan was stripped of; they are copied.
+
+        Raises:
+            InternalError: TensorRT wants others, or refuses; carries what it said.
+        """
 
     def context(self, profile: int, memory: int, pointers: Mapping[str, int]) -> Context:
         """Make a context.
@@ -154,6 +163,24 @@ class _Engine:
     def memory_bytes(self) -> int:
         count = self._engine.num_optimization_profiles
         return max(int(self._engine.get_device_memory_size_for_profile_v2(index)) for index in range(count))
+
+    def refit(self, weights: Mapping[str, HostWeight]) -> None:
+        trt, name = self._tensorrt.module, self._tensorrt.name
+        types = {"bfloat16": trt.DataType.BF16, "float16": trt.DataType.HALF}
+        record.clear()
+        refitter = trt.Refitter(self._engine, self._tensorrt.logger)
+        wanted = list(refitter.get_all_weights())
+        if sorted(wanted) != sorted(weights):
+            raise InternalError(
+                f"{name} wants the weights {listed(sorted(wanted))} of the engine, and there are {listed(sorted(weights))}: "
+                "it is another model's"
+            )
+        for each, weight in weights.items():
+            given = trt.Weights(types[weight.dtype], weight.address, weight.elements)
+            if not refitter.set_named_weights(each, given):
+                raise InternalError(f"{name} refuses the weight {each}: {record.reason()}")
+        if not refitter.refit_cuda_engine():
+            raise InternalError(f"{name} cannot put the weights into the engine: {record.reason()}")
 
     def context(self, profile: int, memory: int, pointers: Mapping[str, int]) -> Context:
         trt = self._tensorrt.module

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import pytest
@@ -11,8 +13,12 @@ from tensorrt_case import small_spec, tensorrt_rtx
 
 from edged.engine import graph
 from edged.engine.builder import Plan, build
+from edged.engine.gpu import find_gpu
 from edged.engine.shapes import EngineShapes
 from edged.errors import CancelledError, InternalError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SHAPES = EngineShapes(prefill_tokens=256, max_sequences=4)
 
@@ -113,6 +119,47 @@ def test_dense_attention_builds_in_both_types(dtype: str) -> None:
     spec = small_spec(dtype)
     dense = graph.GraphSpec(spec.architecture, dtype, None)
     assert len(built(spec=dense).data) > 100_000
+
+
+def test_a_stripped_plan_asks_the_driver_and_its_graph_is_read_and_marked_before(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if find_gpu() is not None:
+        pytest.skip("there is a driver")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    spec = replace(small_spec(), refitted=True)
+    # TensorRT-RTX's compiler gives up; provision refuses before it is asked.
+    with pytest.raises(InternalError, match=r"tensorrt_rtx cannot build the engine: .*CUDA_SUCCESS"):
+        built(spec=spec)
+    capfd.readouterr()
+    assert list(tmp_path.iterdir()) == []
+
+
+class _WithoutStripping:
+    """The bindings, to which both flags of a stripped plan are one that changes nothing."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self.BuilderFlag = SimpleNamespace(
+            REFIT_INDIVIDUAL=module.BuilderFlag.TF32, STRIP_PLAN=module.BuilderFlag.TF32
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def test_constant_weights_are_built_from_a_file_without_content(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tensorrt = tensorrt_rtx()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    bindings = replace(tensorrt, module=_WithoutStripping(tensorrt.module))
+    spec = replace(small_spec(), refitted=True)
+    plan = build(bindings, graph.serialize(graph.emit(spec)), spec, SHAPES, ("sm89",))
+    assert plan.refitted
+    assert not built().refitted
+    assert len(plan.data) > 100_000
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_tied_table_is_not_copied_in_every_step() -> None:

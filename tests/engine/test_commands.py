@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from children import exit_of, in_child
+from fixtures.children import exit_of, in_child
 from small_models import model_folder
 from tensorrt_case import tensorrt_rtx
 
@@ -112,6 +112,7 @@ def test_the_models_of_a_configuration_that_run_on_tensorrt_are_built(
     [
         (["MODEL"], ExitCode.NO, "there is no GPU in this machine, so name what to build for: --target sm80"),
         (["MODEL", "-t", "orin"], ExitCode.USAGE, "target 'orin': write a compute capability"),
+        (["MODEL", "-t", "sm89", "--refit"], ExitCode.NO, "built on the machine whose GPU is to run it"),
         (["MODEL", "-t", "sm87"], ExitCode.NO, "build there on the machine itself with plain TensorRT"),
         (
             ["MODEL", "-t", "sm89", "-d", "float32"],

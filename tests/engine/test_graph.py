@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,14 @@ import numpy as np
 import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
+from packed_inputs import MODELS as PACKED
 from reference_attention import Attention, LayerPages
 from safetensors.numpy import load_file
 from small_models import CONFIGS, Sequences, graph_inputs, mask_words, write_model
 
 from edged.config import ModelConfig
 from edged.engine.graph import GraphSpec, emit, serialize
+from edged.engine.held_weights import FILE, write_blank
 from edged.engine.rope_tables import rope_tables
 from edged.errors import UnsupportedError
 from edged.models.architecture import Architecture
@@ -218,6 +221,42 @@ def test_weights_are_inputs_and_the_file_holds_none() -> None:
     inputs = {value.name for value in model.graph.input}
     assert {spec.name for spec in weight_specs(architecture)} <= inputs
     assert sum(len(tensor.raw_data) for tensor in model.graph.initializer) < 200
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_graph_with_constant_weights_gives_the_same_logits_and_holds_none(
+    family: str, tmp_path: Path
+) -> None:
+    architecture = write_model(tmp_path, family)
+    runner = GraphRunner(tmp_path, architecture, 4)
+    batch = Sequences(2, 2, architecture.vocabulary).step({0: 9, 1: 3})
+    expected = runner.logits(graph_inputs(batch))
+    spec = GraphSpec(architecture, "float32", refitted=True)
+    model = emit(spec)
+    held = {each.name: each for each in spec.held}
+    # The tied table of "llama" is read by rows, so it stays an input on both of its ways.
+    parts = {f"layers.{i}.{part}" for i in range(3) for part in ("qkv", "output", "gate_up", "down")}
+    assert set(held) == parts | ({"head"} if family == "qwen3" else set())
+    assert not set(held) & {each.name for each in model.graph.input}
+    places = sorted((each.offset, each.offset + each.nbytes) for each in held.values())
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(places))
+    assert len(serialize(model)) < 100_000
+
+    write_blank(tmp_path, spec.held)
+    with (tmp_path / FILE).open("r+b") as file:
+        for each in held.values():
+            file.seek(each.offset)
+            file.write(runner.constants.pop(each.name).astype(np.float32).tobytes())
+    onnx.save(model, tmp_path / "graph.onnx")
+    onnx.checker.check_model(tmp_path / "graph.onnx")
+    runner.evaluator = ReferenceEvaluator(onnx.load(tmp_path / "graph.onnx"), new_ops=[Attention])
+    np.testing.assert_allclose(runner.logits(graph_inputs(batch)), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_model_without_dense_products_cannot_be_refitted() -> None:
+    config = {**PACKED["ternary"], "tie_word_embeddings": True}
+    with pytest.raises(UnsupportedError, match="refit: every product of this model has packed weights"):
+        GraphSpec(Architecture.from_config(config), "float16", refitted=True)
 
 
 def test_equal_models_give_equal_bytes_and_different_ones_do_not() -> None:

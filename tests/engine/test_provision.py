@@ -9,12 +9,19 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from small_models import model_folder
 from tensorrt_case import small_spec, tensorrt_rtx
 
+from edged.config import ModelConfig
+from edged.engine import planned, provision
+from edged.engine.builder import Plan
+from edged.engine.gpu import Gpu
+from edged.engine.key import slot_of
 from edged.engine.provision import provide
 from edged.engine.shapes import EngineShapes
 from edged.engine.store import EngineStore
@@ -177,6 +184,40 @@ def test_rebuilding_keeps_the_engine_that_passed_until_the_new_one_has(tmp_path:
     assert provided(tmp_path)[0].folder == old.folder
     store.record_check(new, {"worst": 0.0}, passed=True)
     assert provided(tmp_path)[0].folder == new.folder
+
+
+def test_the_daemon_takes_a_stripped_engine_where_one_was_built_and_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensorrt_rtx()
+    for module in (provision, planned):
+        monkeypatch.setattr(module, "find_gpu", lambda: Gpu((8, 9), 13000))
+    model = ModelConfig(
+        "m",
+        model_folder(tmp_path / "model"),
+        executor="tensorrt",
+        device="cuda",
+        dtype="float16",
+        prefill_chunk=128,
+    )
+    store, shapes = EngineStore(tmp_path / "cache"), EngineShapes.of(model)
+    whole, built = provision.provide_model(model, store)
+    assert (built, whole.manifest.refitted) == (True, False)
+    assert provision.provide_model(model, store)[0].folder == whole.folder
+    needed = planned.planned_context_bytes(model, store.folder)
+
+    spec = provision.specs_of(model)[1]
+    key = provision._identify(spec, shapes, ())[-1]
+    with store.building(key):
+        plan = Plan(memoryview(b"stripped"), {"prefill": 1 << 30}, refitted=True)
+        stripped = store.publish(key, plan, slot=slot_of(spec, ("sm89",)), label="m")
+    assert provision.provide_model(model, store) == (replace(stripped, check=None), False)
+    assert provision.provide_model(model, store, refitted=False)[0].folder == whole.folder
+    # One of them is used, and the ledger has room for either.
+    assert needed is not None
+    assert needed < 1 << 30 == planned.planned_context_bytes(model, store.folder)
+    store.record_check(stripped, {}, passed=False)
+    assert provision.provide_model(model, store)[0].folder == whole.folder
 
 
 def test_an_engine_that_failed_its_check_is_refused_with_the_figures(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from edged.engine.shapes import EngineShapes
 from edged.engine.store import EngineStore
 from edged.errors import FailedPreconditionError, InternalError
 from edged.executor import tensorrt_runtime
+from edged.executor.tensorrt_refit import HostWeight
 from edged.executor.tensorrt_runtime import TensorRTRuntime
 from plugins_trt.tensorrt import adapter
 from plugins_trt.tensorrt.adapter import TensorRT, TensorRTError
@@ -34,6 +35,8 @@ class Bindings:
         self.ExecutionContextAllocationStrategy = SimpleNamespace(USER_MANAGED="user managed")
         self.DynamicShapesKernelSpecializationStrategy = SimpleNamespace(EAGER="eager")
         self.rtx = rtx
+        self.DataType = SimpleNamespace(BF16="bf16", HALF="half")
+        self.Weights = lambda *each: each
 
     def _call(self, name: str, *arguments: Any) -> bool:
         self.calls.append((name, *arguments))
@@ -57,6 +60,14 @@ class Bindings:
 
     def get_tensor_name(self, index: int) -> str:
         return ("token_ids", "logits")[index]
+
+    def Refitter(self, engine: Any, logger: Any) -> Any:  # noqa: N802
+        assert (engine, logger) == (self, "logger")
+        return SimpleNamespace(
+            get_all_weights=lambda: ["layers.0.output", "head"],
+            set_named_weights=lambda *each: self._call("weight", *each),
+            refit_cuda_engine=lambda: self._call("refit"),
+        )
 
     def create_runtime_config(self) -> Any:
         assert self.rtx
@@ -150,6 +161,46 @@ def test_what_tensorrt_refuses_is_said_with_its_reason(
 
     with pytest.raises(error, match=message):
         run()
+
+
+WEIGHTS = {"head": HostWeight("bfloat16", 0x500, 640), "layers.0.output": HostWeight("float16", 0x900, 64)}
+
+
+def test_weights_are_put_into_a_stripped_engine(
+    engine: StoredEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bindings = Bindings()
+    loaded(engine, bindings, monkeypatch).refit(WEIGHTS)
+    assert bindings.calls[2:] == [
+        ("weight", "head", ("bf16", 0x500, 640)),
+        ("weight", "layers.0.output", ("half", 0x900, 64)),
+        ("refit",),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("refused", "message"),
+    [
+        ("weight", "tensorrt refuses the weight head: weight went wrong"),
+        ("refit", "tensorrt cannot put the weights into the engine: refit went wrong"),
+    ],
+)
+def test_weights_that_tensorrt_refuses_are_named(
+    refused: str, message: str, engine: StoredEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InternalError, match=message):
+        loaded(engine, Bindings(refused=refused), monkeypatch).refit(WEIGHTS)
+
+
+def test_an_engine_that_wants_other_weights_is_another_models(
+    engine: StoredEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bindings = Bindings()
+    with pytest.raises(
+        InternalError, match=r"wants the weights head, layers\.0\.output .* there are head: it is"
+    ):
+        loaded(engine, bindings, monkeypatch).refit({"head": WEIGHTS["head"]})
+    assert len(bindings.calls) == 2
 
 
 def test_a_tensor_that_nothing_is_bound_to_is_named(

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from children import exit_of, in_child
+from fixtures.children import exit_of, in_child
 from stored_plans import KEY, other_key, plan_of, stored
 
 from edged.engine.store import EngineStore

@@ -20,6 +20,7 @@ import pytest
 pytest.importorskip("onnx")  # on machines that are lent for their GPU alone
 
 import onnx
+from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
@@ -140,11 +141,13 @@ class StandInRuntime:
     cuda_major: int | None = 13
 
     def __init__(self, config: Any) -> None:
+        self._config = config
         self.spec, self.shapes = spec_of(config), EngineShapes.of(config)
         self.engine: StandInEngine | None = None
 
     def load(self, engine: StoredEngine, stream: int) -> StandInEngine:
         assert stream
+        self.spec = spec_of(self._config, refitted=engine.manifest.refitted)
         self.engine = StandInEngine(self, onnx.load_from_string(engine.plan))
         return self.engine
 
@@ -153,13 +156,32 @@ class StandInEngine:
     memory_bytes = CONTEXT_BYTES
 
     def __init__(self, runtime: StandInRuntime, model: Any) -> None:
-        self.evaluator = ReferenceEvaluator(model, new_ops=OPERATIONS)
+        self.model = model
+        self.evaluator = None if self.stripped else ReferenceEvaluator(model, new_ops=OPERATIONS)
         self.inputs = runtime.spec.input_shapes()
         self.profiles = runtime.shapes.profiles
         self.contexts: list[StandInContext] = []
         self.closed = False
 
+    @property
+    def stripped(self) -> list[Any]:
+        """The constants that the plan lacks."""
+        external = onnx.TensorProto.EXTERNAL
+        return [each for each in self.model.graph.initializer if each.data_location == external]
+
+    def refit(self, weights: Any) -> None:
+        missing = {each.name for each in self.stripped}
+        assert missing == set(weights)
+        for each in self.stripped:
+            weight, shape = weights[each.name], tuple(each.dims)
+            assert weight.elements == np.prod(shape)
+            each.CopyFrom(
+                numpy_helper.from_array(view(weight.address, weight.dtype, shape).copy(), each.name)
+            )
+        self.evaluator = ReferenceEvaluator(self.model, new_ops=OPERATIONS)
+
     def context(self, profile: int, memory: int, pointers: Any) -> StandInContext:
+        assert not self.stripped, "an engine without its weights"
         assert memory
         assert memory % 256 == 0
         check_bound([*self.inputs, LOGITS], pointers)
@@ -203,10 +225,10 @@ class StandInContext:
         view(self._pointers[LOGITS], "float32", logits.shape)[:] = logits
 
 
-def provide(config: Any, progress: Any) -> StoredEngine:
+def provide(config: Any, progress: Any, *, refitted: bool = False) -> StoredEngine:
     """An engine as the cache gives it, whose plan is the graph."""
     progress("building", 0, 1)
-    spec, shapes = spec_of(config), EngineShapes.of(config)
+    spec, shapes = spec_of(config, refitted=refitted), EngineShapes.of(config)
     plan = Plan(memoryview(serialize(emit(spec))), {"decode": CONTEXT_BYTES // 2, "prefill": CONTEXT_BYTES})
     key = EngineKey(
         graph=hashlib.sha256(plan.data).hexdigest(),
@@ -219,7 +241,13 @@ def provide(config: Any, progress: Any) -> StoredEngine:
         edged="",
     )
     manifest = Manifest(
-        key, "0" * 16, config.name, len(plan.data), "", activation_bytes=plan.activation_bytes
+        key,
+        "0" * 16,
+        config.name,
+        len(plan.data),
+        "",
+        activation_bytes=plan.activation_bytes,
+        refitted=refitted,
     )
     # The verdict of its check is kept there.
     folder = config.path / "engines" / "engine"

@@ -4,9 +4,11 @@ with PyCUDA, captured graphs and our kernels, where torch stands in for TensorRT
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from executor_runner import Runner, load
+from fixtures.children import exit_of, in_child
 from packed_models import MODELS as PACKED
 from packed_models import write_packed
 from tensorrt_models import (
@@ -36,10 +39,12 @@ from tensorrt_stand_in import (
 )
 
 from edged.config import AttentionConfig, ModelConfig
-from edged.errors import FailedPreconditionError, LedgerError, UnsupportedError
+from edged.engine.provision import spec_of
+from edged.errors import FailedPreconditionError, LedgerError, ResourceExhaustedError, UnsupportedError
 from edged.executor.base import SamplingRow
 from edged.executor.host_sampler import HostOptions, HostSampler
 from edged.executor.tensorrt_executor import TensorRTExecutor
+from edged.executor.tensorrt_refit import HostWeights
 from edged.memory.buffers import step_buffers, weight_buffers
 from edged.memory.cuda_buffers import captured_sizes
 from plugins_trt.sample.reference import sample
@@ -230,6 +235,49 @@ def test_the_nodes_hear_which_weights_are_symmetric(tmp_path: Path) -> None:
     executor.load(lambda *_: None)
     executor.close()
     assert set(products) == {True}
+
+
+@pytest.mark.parametrize("name", ["biased", "4-bit"])
+def test_an_engine_stripped_of_its_weights_gets_them_and_gives_the_same(
+    name: str, folders: dict[str, Path]
+) -> None:
+    config = config_of(folders[name])
+
+    def opened(*, refitted: bool) -> tuple[TensorRTExecutor, StandInDevice]:
+        device = StandInDevice(references)
+        executor = TensorRTExecutor(
+            config,
+            provide=partial(provide, refitted=refitted),
+            open_device=lambda: device,
+            open_runtime=lambda _: StandInRuntime(config),
+        )
+        executor.load(lambda *_: None)
+        return executor, device
+
+    whole, its_device = opened(refitted=False)
+    stripped, device = opened(refitted=True)
+    held = spec_of(config, refitted=True).held
+    dense = ["qkv", "output", "gate_up", "down"] if name == "biased" else []
+    assert [each.name for each in held] == [f"layers.{i}.{part}" for i in (0, 1) for part in dense] + ["head"]
+    assert its_device.allocated - device.allocated == sum(each.nbytes for each in held)
+    ours, theirs = (ragged(Runner(each)) for each in (stripped, whole))
+    assert all(np.array_equal(mine, other) for mine, other in zip(ours, theirs, strict=True))
+    whole.close()
+    stripped.close()
+
+
+def test_weights_for_which_there_is_no_room_are_refused_and_nothing_stays(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    held = spec_of(config_of(folders["biased"]), refitted=True).held
+
+    def fill() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        with pytest.raises(ResourceExhaustedError, match=f"KiB of weights in {tmp_path} .*without --refit"):
+            HostWeights(held, tmp_path)
+
+    assert exit_of(in_child(fill)) == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_engine_that_needs_more_than_was_planned_is_refused(folders: dict[str, Path]) -> None:
