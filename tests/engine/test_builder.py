@@ -121,6 +121,20 @@ def test_dense_attention_builds_in_both_types(dtype: str) -> None:
     assert len(built(spec=dense).data) > 100_000
 
 
+def test_the_settings_for_plain_tensorrt_are_taken_by_real_bindings_and_its_timings_are_handed_on() -> None:
+    """TensorRT-RTX under the other's name: it has the same builder, and times nothing."""
+    plain = replace(tensorrt_rtx(), name="tensorrt")
+    spec = small_spec()
+    data = graph.serialize(graph.emit(spec))
+    first = build(plain, data, spec, SHAPES, ("sm89",))
+    assert first.timing_cache
+    # What another version wrote, or nobody, is no reason to fail.
+    for given in (first.timing_cache, first.timing_cache[:50], b"nonsense"):
+        again = build(plain, data, spec, SHAPES, ("sm89",), timing_cache=given)
+        assert again.timing_cache
+        assert again.activation_bytes == first.activation_bytes
+
+
 def test_a_stripped_plan_asks_the_driver_and_its_graph_is_read_and_marked_before(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
