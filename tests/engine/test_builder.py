@@ -11,11 +11,12 @@ import onnx
 import pytest
 from tensorrt_case import small_spec, tensorrt_rtx
 
-from edged.engine import graph
+from edged.engine import builder, graph
 from edged.engine.builder import Plan, build
 from edged.engine.gpu import find_gpu
 from edged.engine.shapes import EngineShapes
 from edged.errors import CancelledError, InternalError
+from plugins_trt.tensorrt.registration import register
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,8 +122,12 @@ def test_dense_attention_builds_in_both_types(dtype: str) -> None:
     assert len(built(spec=dense).data) > 100_000
 
 
-def test_the_settings_for_plain_tensorrt_are_taken_by_real_bindings_and_its_timings_are_handed_on() -> None:
+def test_the_settings_for_plain_tensorrt_are_taken_by_real_bindings_and_its_timings_are_handed_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """TensorRT-RTX under the other's name: it has the same builder, and times nothing."""
+    register(tensorrt_rtx())
+    monkeypatch.setattr(builder, "register", lambda _: None)  # one registry is behind both names
     plain = replace(tensorrt_rtx(), name="tensorrt")
     spec = small_spec()
     data = graph.serialize(graph.emit(spec))
