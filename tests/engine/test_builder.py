@@ -122,6 +122,7 @@ def test_dense_attention_builds_in_both_types(dtype: str) -> None:
     assert len(built(spec=dense).data) > 100_000
 
 
+@pytest.mark.filterwarnings("ignore:.*Timing cache operations are no-ops")
 def test_the_settings_for_plain_tensorrt_are_taken_by_real_bindings_and_its_timings_are_handed_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
