@@ -78,7 +78,9 @@ def provide(
         if progress is not None:
             # The count goes on, so that who watches the load does not take the wait for a hang. The other process is
             # alive, or its lock would be free.
-            told = int((time.monotonic() - began) / _TELL_SECONDS)
+            told = 1 + int(
+                (time.monotonic() - began) / _TELL_SECONDS
+            )  # of 0 nothing is said where there is no terminal
             progress("waiting for another build of it", told % 1000, 1000)
 
     with store.building(key, waiting=waiting, cancelled=cancelled):

@@ -27,6 +27,9 @@ MAX_POSITIONS = MAX_PAGES * 64
 PREFILL_STEP = 16
 """Steps of more than 64 tokens are padded to a multiple of this."""
 
+MOST_TOKENS = 16384
+"""Of a step."""
+
 LEAST_MOST = 2
 """Least upper end of a range: TensorRT folds a size that can only be 1, and versions from 10.13 on have done so
 wrongly (NVIDIA/TensorRT-Edge-LLM#105)."""
@@ -71,9 +74,9 @@ class EngineShapes:
 
     def __post_init__(self) -> None:
         """Refuse sizes that no plan has."""
-        if not MAX_DECODE <= self.prefill_tokens <= 16384:
+        if not MAX_DECODE <= self.prefill_tokens <= MOST_TOKENS:
             raise InvalidArgumentError(
-                f"prefill_tokens {self.prefill_tokens}: a plan takes chunks of {MAX_DECODE} to 16384 tokens",
+                f"prefill_tokens {self.prefill_tokens}: a plan takes chunks of {MAX_DECODE} to {MOST_TOKENS} tokens",
                 field="prefill_tokens",
             )
         if not 1 <= self.max_sequences <= 256:
@@ -85,6 +88,12 @@ class EngineShapes:
     def of(cls, model: ModelConfig) -> EngineShapes:
         """What a model of the configuration needs: a prefill chunk beside a token of each sequence, padded."""
         tokens = round_up(model.prefill_chunk + model.max_sequences, PREFILL_STEP)
+        if not 1 <= model.prefill_chunk <= tokens <= MOST_TOKENS:
+            raise InvalidArgumentError(
+                f"prefill_chunk {model.prefill_chunk}: with a token of each of {model.max_sequences} sequences a step takes 1 "
+                f"to {MOST_TOKENS} tokens",
+                field="prefill_chunk",
+            )
         return cls(prefill_tokens=max(tokens, MAX_DECODE), max_sequences=model.max_sequences)
 
     @property

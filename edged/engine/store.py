@@ -266,9 +266,15 @@ class EngineStore:
                 entries = self.entries()
                 stays = set() if everything else _last_passed(entries)
                 removed.extend(_remove_surplus(entries, 0 if everything else limit, {*stays, keep}))
-        for digest in {entry.folder.name.partition(".")[0] for entry in removed}:
-            remove_free_lock(self._lock_of(digest))
+        self._remove_locks()
         return removed
+
+    def _remove_locks(self) -> None:
+        """Remove the locks of keys that have no engine and that nobody builds."""
+        kept = {each.name.partition(".")[0] for each in self.folder.iterdir() if NAME.fullmatch(each.name)}
+        for lock in (self.folder / _LOCKS).glob("*.lock"):
+            if lock.name != _STORE_LOCK and lock.stem not in kept:
+                remove_free_lock(lock)
 
     def _sweep(self, digest: str) -> None:
         """Remove what killed builds of this key left, and its damaged engines; the caller holds the key's lock."""
@@ -315,7 +321,9 @@ class EngineStore:
                 raise FailedPreconditionError(
                     f"{self.folder} is no folder: name another with --cache or EDGED_CACHE"
                 ) from error
-            raise
+            raise FailedPreconditionError(
+                f"{self.folder} cannot be used ({error.strerror}): name another folder with --cache or EDGED_CACHE"
+            ) from error
 
 
 def _serial(entry: Entry) -> int:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 RTX_TARGETS = ("sm80", "sm86", "sm89", "sm120", "sm121")
 """What TensorRT-RTX 1.7 builds for, wherever it runs, and edged has kernels for."""
 
+_LEAST_CAPABILITY = 80
+
 _FORM = re.compile(r"(?:sm|sm_)?(\d{2,3})")
 
 
@@ -54,11 +56,17 @@ def choose(targets: Sequence[str], gpu: Gpu | None = None) -> tuple[TensorRT, tu
     if not targets:
         if gpu is None:
             raise FailedPreconditionError(
-                "there is no GPU in this machine, so name what to build for: --target "
-                f"{', '.join(RTX_TARGETS)}",
+                "there is no GPU in this machine, so name what to build for: --target with one of "
+                f"{', '.join(RTX_TARGETS)}, or several times",
                 field="target",
             )
         targets = (gpu.target,)
+    too_old = [target for target in targets if int(target.removeprefix("sm")) < _LEAST_CAPABILITY]
+    if too_old:
+        raise FailedPreconditionError(
+            f"no engine runs on {', '.join(too_old)}: the kernels of its nodes are for sm80 and later",
+            field="target",
+        )
     local = gpu is not None and tuple(targets) == (gpu.target,)
     try:
         tensorrt = adapter.load() if local else adapter.load("tensorrt_rtx")

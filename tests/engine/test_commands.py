@@ -110,7 +110,7 @@ def test_the_models_of_a_configuration_that_run_on_tensorrt_are_built(
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["MODEL"], ExitCode.NO, "there is no GPU in this machine, so name what to build for: --target sm80"),
+        (["MODEL"], ExitCode.NO, "so name what to build for: --target with one of sm80, sm86, sm89"),
         (["MODEL", "-t", "orin"], ExitCode.USAGE, "target 'orin': write a compute capability"),
         (["MODEL", "-t", "sm89", "--refit"], ExitCode.NO, "built on the machine whose GPU is to run it"),
         (["MODEL", "-t", "sm87"], ExitCode.NO, "build there on the machine itself with plain TensorRT"),
@@ -124,7 +124,31 @@ def test_the_models_of_a_configuration_that_run_on_tensorrt_are_built(
             ExitCode.USAGE,
             "'x' is not one of auto, dense, sparse",
         ),
-        (["MODEL", "-t", "sm89", "--max-sequences", "999"], ExitCode.USAGE, "max_sequences 999"),
+        (
+            ["MODEL", "-t", "sm89", "--max-sequences", "999"],
+            ExitCode.USAGE,
+            "'--max-sequences': max_sequences 999",
+        ),
+        (
+            ["MODEL", "-t", "sm89", "--prefill-chunk", "0"],
+            ExitCode.USAGE,
+            "'--prefill-chunk': prefill_chunk 0: with",
+        ),
+        (
+            ["MODEL", "-t", "sm89", "--prefill-chunk", "99999"],
+            ExitCode.USAGE,
+            "'--prefill-chunk': prefill_chunk 99999",
+        ),
+        (
+            ["MODEL", "-t", "sm75"],
+            ExitCode.NO,
+            "no engine runs on sm75: the kernels of its nodes are for sm80 and later",
+        ),
+        (
+            ["MODEL", "-t", "sm89", "--cache", "/proc/edged"],
+            ExitCode.NO,
+            "/proc/edged cannot be used (No such file or",
+        ),
         (["MODEL", "-f", "x.yaml"], ExitCode.USAGE, "give either a model folder or --config FILE"),
         ([], ExitCode.USAGE, "give either a model folder or --config FILE"),
         (["nowhere", "-t", "sm89"], ExitCode.FILE, "config.json: this file is missing"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import os
 import tempfile
@@ -284,6 +285,17 @@ class TestPruning:
             assert busy.is_dir()
         assert not leftover.exists()
         assert not damaged.folder.exists()
+
+    def test_locks_of_builds_that_were_given_up_go_and_those_in_use_stay(self, tmp_path: Path) -> None:
+        store = EngineStore(tmp_path)
+        stored(store)
+        given_up, busy = other_key(graph="x"), other_key(graph="y")
+        with contextlib.suppress(KeyboardInterrupt), store.building(given_up):
+            raise KeyboardInterrupt
+        with store.building(busy):
+            store.prune()
+            left = {each.name for each in (tmp_path / "locks").iterdir()}
+        assert left == {"store.lock", f"{KEY.digest}.lock", f"{busy.digest}.lock"}
 
     def test_an_empty_or_missing_cache_is_pruned_without_a_word(self, tmp_path: Path) -> None:
         assert EngineStore(tmp_path / "none").prune() == []

@@ -38,7 +38,8 @@ def test_without_a_gpu_named_targets_are_built_with_tensorrt_rtx(monkeypatch: py
 def test_without_a_gpu_a_target_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "find_gpu", lambda: None)
     with pytest.raises(
-        FailedPreconditionError, match="no GPU in this machine, so name what to build for: --target sm80"
+        FailedPreconditionError,
+        match="no GPU in this machine, so name what to build for: --target with one of sm80",
     ):
         targets.choose(())
 

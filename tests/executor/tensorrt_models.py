@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,7 +81,7 @@ def config_of(folder: Path, **settings: Any) -> ModelConfig:
     )
 
 
-def open_executor(folder: Path, place: str = "references", **settings: Any) -> Any:
+def open_executor(folder: Path, place: str = "references", *, refitted: bool = False, **settings: Any) -> Any:
     config = config_of(folder, **settings)
     device: Any = StandInDevice(references)
     runtime: Any = StandInRuntime(config)
@@ -92,7 +93,10 @@ def open_executor(folder: Path, place: str = "references", **settings: Any) -> A
         torch.zeros(1, device="cuda")
         device, runtime = PyCudaDevice(), TorchRuntime(config)
     executor = TensorRTExecutor(
-        config, provide=provide, open_device=lambda: device, open_runtime=lambda _: runtime
+        config,
+        provide=partial(provide, refitted=refitted),
+        open_device=lambda: device,
+        open_runtime=lambda _: runtime,
     )
     executor.load(lambda *_: None)
     return executor, device, runtime

@@ -5,6 +5,7 @@ Everything around it is the product's: PyCUDA's memory, stream and copies, cuda-
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import onnx
@@ -62,10 +63,12 @@ class TorchRuntime:
     cuda_major: int | None = None
 
     def __init__(self, config: Any) -> None:
+        self._config = config
         self.spec, self.shapes = spec_of(config), EngineShapes.of(config)
         self.engine: TorchEngine | None = None
 
     def load(self, engine: Any, stream: int) -> TorchEngine:
+        self.spec = spec_of(self._config, refitted=engine.manifest.refitted)
         self.engine = TorchEngine(self, onnx.load_from_string(engine.plan), stream)
         return self.engine
 
@@ -75,6 +78,7 @@ class TorchEngine:
 
     def __init__(self, runtime: TorchRuntime, model: Any, stream: int) -> None:
         self.inputs = runtime.spec.input_shapes()
+        self.vocabulary = runtime.spec.architecture.vocabulary
         self.nodes = []
         kinds = {each.NAME: each for each in OPERATORS}
         for node in model.graph.node:
@@ -85,7 +89,15 @@ class TorchEngine:
                 plain = {k: v.decode() if isinstance(v, bytes) else v for k, v in values.items()}
                 operator = kinds[node.op_type].from_fields(node.name, {name: plain[name] for name in fields})
             self.nodes.append((node, values, operator))
-        self.constants = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
+        external = onnx.TensorProto.EXTERNAL
+        self.stripped = {
+            each.name: each for each in model.graph.initializer if each.data_location == external
+        }
+        self.constants = {
+            each.name: numpy_helper.to_array(each)
+            for each in model.graph.initializer
+            if each.name not in self.stripped
+        }
         self.stream = torch.cuda.ExternalStream(stream)
         with torch.cuda.stream(self.stream):
             self.on_device = {
@@ -95,7 +107,17 @@ class TorchEngine:
         self.contexts: list[TorchContext] = []
         self.closed = False
 
+    def refit(self, weights: Any) -> None:
+        assert set(weights) == set(self.stripped)
+        for name, weight in weights.items():
+            raw = (ctypes.c_int16 * weight.elements).from_address(weight.address)
+            values = torch.frombuffer(raw, dtype=torch.int16).view(getattr(torch, weight.dtype))
+            with torch.cuda.stream(self.stream):
+                self.on_device[name] = values.reshape(list(self.stripped.pop(name).dims)).cuda()
+        torch.cuda.synchronize()
+
     def context(self, profile: int, memory: int, pointers: Any) -> TorchContext:
+        assert not self.stripped, "an engine without its weights"
         del profile, memory
         check_bound([*self.inputs, LOGITS], pointers)
         self.contexts.append(TorchContext(self, dict(pointers)))
@@ -116,7 +138,7 @@ class TorchContext:
         for name, (dtype, dims) in self._engine.inputs.items():
             dynamic = any(isinstance(dim, str) for dim in dims)
             self._feeds[name] = tensor_at(self._pointers[name], dtype, shapes[name] if dynamic else dims)
-        rows, vocabulary = shapes["logit_rows"][0], self._engine.inputs["head"][1][0]
+        rows, vocabulary = shapes["logit_rows"][0], self._engine.vocabulary
         self._logits = tensor_at(self._pointers[LOGITS], "float32", (rows, vocabulary))
 
     def enqueue(self, stream: int) -> None:

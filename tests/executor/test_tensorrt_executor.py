@@ -8,7 +8,6 @@ import resource
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -237,33 +236,24 @@ def test_the_nodes_hear_which_weights_are_symmetric(tmp_path: Path) -> None:
     assert set(products) == {True}
 
 
+@pytest.mark.parametrize("place", ["references", pytest.param("kernels", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("name", ["biased", "4-bit"])
 def test_an_engine_stripped_of_its_weights_gets_them_and_gives_the_same(
-    name: str, folders: dict[str, Path]
+    name: str, place: str, folders: dict[str, Path]
 ) -> None:
-    config = config_of(folders[name])
-
-    def opened(*, refitted: bool) -> tuple[TensorRTExecutor, StandInDevice]:
-        device = StandInDevice(references)
-        executor = TensorRTExecutor(
-            config,
-            provide=partial(provide, refitted=refitted),
-            open_device=lambda: device,
-            open_runtime=lambda _: StandInRuntime(config),
-        )
-        executor.load(lambda *_: None)
-        return executor, device
-
-    whole, its_device = opened(refitted=False)
-    stripped, device = opened(refitted=True)
-    held = spec_of(config, refitted=True).held
+    held = spec_of(config_of(folders[name]), refitted=True).held
     dense = ["qkv", "output", "gate_up", "down"] if name == "biased" else []
     assert [each.name for each in held] == [f"layers.{i}.{part}" for i in (0, 1) for part in dense] + ["head"]
-    assert its_device.allocated - device.allocated == sum(each.nbytes for each in held)
-    ours, theirs = (ragged(Runner(each)) for each in (stripped, whole))
-    assert all(np.array_equal(mine, other) for mine, other in zip(ours, theirs, strict=True))
-    whole.close()
-    stripped.close()
+    found, allocated = [], []
+    for refitted in (False, True):
+        executor, device, _ = open_executor(folders[name], place, refitted=refitted)
+        found.append(ragged(Runner(executor)))
+        allocated.append(device.allocated if isinstance(device, StandInDevice) else 0)
+        assert ("head" in executor.pointers) is not refitted
+        executor.close()
+    assert all(np.array_equal(mine, other) for mine, other in zip(*found, strict=True))
+    if place == "references":
+        assert allocated[0] - allocated[1] == sum(each.nbytes for each in held)
 
 
 def test_weights_for_which_there_is_no_room_are_refused_and_nothing_stays(
