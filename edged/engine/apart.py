@@ -6,6 +6,7 @@ of it back, and takes nobody with it. It may be killed at any moment: the store 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     Progress = Callable[[str, int, int], None]
 
 _POLL_SECONDS = 0.1
+_PR_SET_PDEATHSIG = 1
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -100,7 +102,7 @@ def provide_apart(
     read_end, write_end = os.pipe()
     try:
         process = subprocess.Popen(  # noqa: S603 - this interpreter and this module
-            [sys.executable, "-m", "edged.engine.apart", str(write_end)],
+            [sys.executable, "-m", "edged.engine.apart", str(write_end), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=(write_end,),
@@ -193,10 +195,14 @@ def _end(status: int) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Read an order from standard input, provide, answer through the descriptor that the argument names."""
+    """Read an order from standard input, provide, answer through the descriptor that the first argument names.
+
+    The second one is the process that waits for the answer.
+    """
     from edged.engine.provision import provide_model  # noqa: PLC0415 - the parent must not load it
     from edged.engine.store import EngineStore  # noqa: PLC0415
 
+    _end_with(int(arguments[1]))
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order, dec_hook=_decode_path)
     with os.fdopen(int(arguments[0]), "wb", buffering=0) as pipe:
 
@@ -216,6 +222,19 @@ def main(arguments: list[str]) -> int:
         else:
             say(Provided(str(engine.folder), built))
     return 0
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel end this process with the one that waits for it.
+
+    TensorRT may time a layer for long before it reports a step, and an orphan would keep the GPU and the lock until then.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        raise SystemExit(1)
 
 
 def _decode_path(kind: type, value: Any) -> Any:  # noqa: ANN401 - msgspec's hook

@@ -131,7 +131,7 @@ def test_nonsense_from_the_process_is_an_error(tmp_path: Path, monkeypatch: pyte
     real = subprocess.Popen
 
     def start(arguments: list[str], **options: Any) -> subprocess.Popen[bytes]:
-        code = f"import os; os.write({arguments[-1]}, b'hello\\n')"
+        code = f"import os; os.write({arguments[3]}, b'hello\\n')"
         return real([arguments[0], "-c", code], **options)
 
     monkeypatch.setattr(subprocess, "Popen", start)
