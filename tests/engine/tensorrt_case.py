@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from small_models import CONFIGS
@@ -11,6 +11,9 @@ from small_models import CONFIGS
 from edged.engine.graph import GraphSpec
 from edged.models.architecture import Architecture
 from plugins_trt.contract import SelectionRule
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def tensorrt_rtx() -> Any:
@@ -26,3 +29,14 @@ def small_spec(dtype: str = "bfloat16", *, layers: int = 2, **changes: Any) -> G
     """A Qwen3-like model with sparse attention and heads that the kernels take."""
     config = {**CONFIGS["qwen3"], "head_dim": 64, "num_hidden_layers": layers, **changes}
     return GraphSpec(Architecture.from_config(config), dtype, SelectionRule(dense_below=1024))
+
+
+def fake_module(folder: Path, version: str) -> str:
+    """A plain TensorRT of this version, as far as its import goes; the folder for PYTHONPATH."""
+    (folder / "tensorrt.py").write_text(
+        f"__version__ = {version!r}\n"
+        "class ILogger:\n"
+        "    class Severity:\n"
+        "        INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = range(5)\n"
+    )
+    return str(folder)

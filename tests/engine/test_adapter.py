@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tensorrt_case import fake_module
 
 from plugins_trt.tensorrt import adapter, short_name
 
@@ -32,16 +33,6 @@ def python(code: str, **environment: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
-
-
-def fake_module(folder: Path, version: str) -> str:
-    (folder / "tensorrt.py").write_text(
-        f"__version__ = {version!r}\n"
-        "class ILogger:\n"
-        "    class Severity:\n"
-        "        INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = range(5)\n"
-    )
-    return str(folder)
 
 
 def test_tensorrt_is_taken_before_tensorrt_rtx(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import io
 import json
 import os
 import stat
+import subprocess
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 from fixtures.children import exit_of, in_child
 from small_models import model_folder
-from tensorrt_case import tensorrt_rtx
+from tensorrt_case import fake_module, tensorrt_rtx
 
 from edged.cli.exit_codes import ExitCode
 from edged.cli.main import main
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     Edgectl = Callable[..., tuple[int, str, str]]
+
+
+HERE = Path(__file__).resolve().parent
+RUN = "from edged.cli.main import main; raise SystemExit(main())"
 
 
 @pytest.fixture
@@ -161,6 +167,44 @@ def test_what_cannot_be_built_is_refused_before_anything_is_made(
     model = str(model_folder(tmp_path / "model"))
     found, _, err = edgectl("build", *(model if each == "MODEL" else each for each in arguments))
     assert (found, said in err) == (code, True), err
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("version", "packages", "said"),
+    [
+        ("10.2.0", (), "tensorrt 10.2.0 is too old: edged needs 10.3 or later (JetPack 6.1 brings 10.3)"),
+        (
+            "10.9.0",
+            ("tensorrt_cu12_libs", "tensorrt_cu13_bindings"),
+            "tensorrt is installed for several CUDA majors at once, and which libraries a process gets is chance: tensorrt_cu12",
+        ),
+    ],
+)
+def test_a_tensorrt_that_cannot_be_used_is_refused_by_the_command(
+    version: str, packages: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    """On a machine with a GPU, where plain TensorRT is asked first."""
+    site = tmp_path / "site"
+    site.mkdir()
+    fake_module(site, version)
+    for package in packages:
+        info = site / f"{package}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, "build", str(model_folder(tmp_path / "model"))],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{HERE / 'gpu_machine'}:{site}",
+            "EDGED_CACHE": str(tmp_path / "cache"),
+        },
+    )
+    assert done.returncode == ExitCode.NO
+    assert f"edgectl: cannot build for sm89: {said}" in done.stderr
     assert not (tmp_path / "cache").exists()
 
 

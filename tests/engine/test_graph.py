@@ -16,10 +16,11 @@ from reference_attention import Attention, LayerPages
 from safetensors.numpy import load_file
 from small_models import CONFIGS, Sequences, graph_inputs, mask_words, write_model
 
-from edged.config import ModelConfig
+from edged.config import AttentionConfig, ModelConfig
 from edged.engine.graph import GraphSpec, emit, serialize
 from edged.engine.held_weights import FILE, write_blank
 from edged.engine.rope_tables import rope_tables
+from edged.engine.selection import selection_of
 from edged.errors import UnsupportedError
 from edged.models.architecture import Architecture
 from edged.models.weights import weight_specs
@@ -35,7 +36,12 @@ class GraphRunner:
     """Runs the graph of a model folder with ONNX's reference evaluator."""
 
     def __init__(
-        self, folder: Path, architecture: Architecture, pages: int, rule: SelectionRule | None = None
+        self,
+        folder: Path,
+        architecture: Architecture,
+        pages: int,
+        rule: SelectionRule | None = None,
+        context: int = CONTEXT,
     ) -> None:
         self.pages = LayerPages(architecture.layers, pages, architecture.kv_heads, architecture.head_dim)
         tensors = load_file(folder / "model.safetensors")
@@ -43,7 +49,7 @@ class GraphRunner:
             spec.name: np.concatenate([tensors[source.name] for source in spec.sources])
             for spec in weight_specs(architecture)
         }
-        self.constants["rope_cosine"], self.constants["rope_sine"] = rope_tables(architecture, CONTEXT)
+        self.constants["rope_cosine"], self.constants["rope_sine"] = rope_tables(architecture, context)
         spec = GraphSpec(architecture, "float32", rule)
         self.constants.update({name: self.constants[source] for name, source in spec.aliases().items()})
         model = emit(spec)
@@ -75,6 +81,40 @@ def test_the_graph_gives_the_logits_of_the_torch_executor(family: str, tmp_path:
         found = graph.logits(graph_inputs(batch))
         assert found.shape == expected.shape
         np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("family", ["minicpm", "qwen3"])
+def test_a_graph_that_chooses_few_blocks_gives_the_logits_of_the_torch_executor_that_does(
+    family: str, tmp_path: Path
+) -> None:
+    from edged.executor.torch_executor import TorchExecutor
+
+    architecture = write_model(tmp_path, family)
+    attention = AttentionConfig(mode="sparse", dense_below=100, top_k=2, window=64, init_blocks=1)
+    config = ModelConfig(
+        family,
+        tmp_path,
+        context_length=448,
+        max_sequences=2,
+        prefill_chunk=256,
+        threads=1,
+        attention=attention,
+    )
+    executor = TorchExecutor(config)
+    executor.load(lambda *_: None)
+    rule = selection_of(tmp_path, attention)
+    graph = GraphRunner(tmp_path, architecture, executor.limits.pages, rule, context=448)
+    dense = GraphRunner(tmp_path, architecture, executor.limits.pages, context=448)
+    sequences = Sequences(2, 7, architecture.vocabulary)
+    for new in ({0: 200, 1: 30}, {0: 190, 1: 40}, {0: 1, 1: 1}, {1: 60, 0: 1}, {0: 1, 1: 1}):
+        batch = sequences.step(new)
+        inputs, expected = graph_inputs(batch), executor.logits(batch)
+        np.testing.assert_allclose(
+            graph.logits(inputs), expected, rtol=2e-4, atol=2e-4 * np.abs(expected).max()
+        )
+        without = dense.logits(inputs)
+    assert np.abs(without - expected).max() > 1e-2 * np.abs(expected).max()
+    executor.close()
 
 
 def test_sparse_attention_that_chooses_every_block_gives_the_dense_logits_and_few_blocks_do_not(
