@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import resource
 import signal
-import stat
 import tempfile
 import threading
 import time
@@ -15,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from fixtures.children import exit_of, in_child
+from fixtures.children import exit_of, in_child, run_where_nothing_can_be_written
 from stored_plans import KEY, other_key, plan_of, stored
 
 from edged.engine.store import EngineStore
@@ -155,13 +153,8 @@ class TestDisk:
             folder.chmod(0o755)
             store = EngineStore(folder / "engines")
             engine = stored(store)
-            everything = [folder, *folder.rglob("*")]
-            for each in everything:
-                each.chmod(stat.S_IMODE(each.stat().st_mode) & ~0o222)
 
             def serve() -> None:
-                if os.getuid() == 0:
-                    os.setuid(65534)
                 found = store.find(KEY)
                 assert found is not None
                 assert found.plan == engine.plan
@@ -173,12 +166,7 @@ class TestDisk:
                     with pytest.raises(FailedPreconditionError, match="cannot be written"):
                         change()
 
-            try:
-                assert exit_of(in_child(serve)) == 0
-            finally:
-                for each in everything:
-                    with contextlib.suppress(OSError):
-                        each.chmod(0o755)
+            assert run_where_nothing_can_be_written(folder, serve) == 0
 
     def test_an_error_inside_the_build_is_not_taken_for_one_of_the_cache(self, tmp_path: Path) -> None:
         build = EngineStore(tmp_path).building(KEY)
