@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from edged.executor.tensorrt_refit import HostWeight
     from plugins_trt.tensorrt.adapter import TensorRT
 
+TENSOR_ALIGNMENT = 256
+"""Bytes that the address of a tensor is a multiple of (IExecutionContext::setTensorAddress)."""
+
 Shapes = dict[str, tuple[int, ...]]
 """Shapes of inputs whose size is known at run time alone, by name."""
 
@@ -215,14 +218,20 @@ class _Engine:
 
 
 def check_bound(names: Sequence[str], pointers: Mapping[str, int]) -> None:
-    """Refuse an engine with tensors that nothing is bound to.
+    """Refuse an engine with tensors that nothing is bound to, and addresses that TensorRT does not take.
 
     Raises:
-        InternalError: Names them.
+        InternalError: Names the tensors.
     """
     unbound = [name for name in names if name not in pointers]
     if unbound:
         raise InternalError(f"nothing is bound to the engine's {', '.join(unbound)}: it is another model's")
+    # TensorRT does not look: its kernels read 16 bytes and more at a time.
+    crooked = [name for name in names if pointers[name] % TENSOR_ALIGNMENT]
+    if crooked:
+        raise InternalError(
+            f"the addresses of {', '.join(crooked)} are no multiples of {TENSOR_ALIGNMENT}, which TensorRT asks for"
+        )
 
 
 class _Context:

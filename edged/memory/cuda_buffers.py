@@ -41,8 +41,9 @@ WIDE_TILE = 1 << 25
 UNREAD_FINE, UNREAD_COARSE = "unread_fine", "unread_coarse"
 """Where compressed keys go that nobody reads."""
 
-_ALIGNMENT = 4
-"""Words between the starts of two parts of a step's data: 16 bytes."""
+_ALIGNMENT, _TENSORRT_ALIGNMENT = 4, 64
+"""Words that the starts of the parts of a step's data are multiples of: 16 bytes, and the 256 that TensorRT asks of a
+tensor's address."""
 
 
 def bucket_sizes(plan: ModelPlan) -> tuple[int, ...]:
@@ -138,8 +139,9 @@ class StepLayout:
         places = [0]
         sizes = [tokens, tokens, sequences + 1, sequences, rows, rows, rows, 2 * rows, 2 * rows]
         sizes += [2 * nodes, sequences if nodes else 0]
+        alignment = _TENSORRT_ALIGNMENT if plan.executor == TENSORRT else _ALIGNMENT
         for size in (*sizes, sequences * plan.pages_per_sequence):
-            places.append(round_up(places[-1] + size, _ALIGNMENT))
+            places.append(round_up(places[-1] + size, alignment))
         return cls(*places)
 
 

@@ -211,6 +211,14 @@ def test_a_tensor_that_nothing_is_bound_to_is_named(
         made.context(0, 256, {"token_ids": 1})
 
 
+def test_an_address_that_tensorrt_does_not_take_is_named(
+    engine: StoredEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = loaded(engine, Bindings(), monkeypatch)
+    with pytest.raises(InternalError, match="the addresses of logits are no multiples of 256"):
+        made.context(0, 256, {**POINTERS, "logits": 0x210})
+
+
 def test_another_version_is_refused_before_its_library_reads_the_plan(
     engine: StoredEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
