@@ -65,13 +65,14 @@ class LoadedEngine(Protocol):
             InternalError: TensorRT wants others, or refuses; carries what it said.
         """
 
-    def context(self, profile: int, memory: int, pointers: Mapping[str, int]) -> Context:
+    def context(self, profile: int, memory: int, pointers: Mapping[str, int], *, captured: bool) -> Context:
         """Make a context.
 
         Args:
             profile: Index of the optimization profile.
             memory: Address of :attr:`memory_bytes` of device memory, which contexts that do not run together share.
             pointers: Addresses of all inputs and outputs, by name.
+            captured: Its shapes are set once, and its runs are captured; otherwise they change from run to run.
 
         Raises:
             InternalError: TensorRT refuses.
@@ -185,15 +186,18 @@ class _Engine:
         if not refitter.refit_cuda_engine():
             raise InternalError(f"{name} cannot put the weights into the engine: {record.reason()}")
 
-    def context(self, profile: int, memory: int, pointers: Mapping[str, int]) -> Context:
+    def context(self, profile: int, memory: int, pointers: Mapping[str, int], *, captured: bool) -> Context:
         trt = self._tensorrt.module
         managed = trt.ExecutionContextAllocationStrategy.USER_MANAGED
         if self._tensorrt.is_rtx:
             config = self._engine.create_runtime_config()
             config.set_execution_context_allocation_strategy(managed)
-            # Kernels that are finished in the background would be swapped under a captured graph.
+            # Kernels that are finished in the background would be swapped under a captured graph; where the shapes change,
+            # finishing some for each would hold up the step that brings a new one.
             strategies = trt.DynamicShapesKernelSpecializationStrategy
-            config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
+            config.dynamic_shapes_kernel_specialization_strategy = (
+                strategies.EAGER if captured else strategies.NONE
+            )
             context = self._engine.create_execution_context(config)
         else:
             context = self._engine.create_execution_context(managed)

@@ -81,7 +81,7 @@ class EngineSteps:
         self._buffers = {spec.name: spec for spec in tensorrt_step_buffers(plan)}
         self._options = DeviceOptions(tuple(self._buffers.values()), device.host_words)
         self._row = device.host_words(plan.architecture.vocabulary)
-        self._prefill = engine.context(_PREFILL, pointers[CONTEXT], self._bindings())
+        self._prefill = engine.context(_PREFILL, pointers[CONTEXT], self._bindings(), captured=False)
         self.buckets: tuple[Bucket, ...] = ()
         """By rising size."""
 
@@ -109,7 +109,7 @@ class EngineSteps:
         buckets = []
         for index, tokens in enumerate(sizes):
             progress("capturing graphs", index, len(sizes))
-            context = self._engine.context(_DECODE, self._pointers[CONTEXT], bindings)
+            context = self._engine.context(_DECODE, self._pointers[CONTEXT], bindings, captured=True)
             context.set_shapes(self._shapes(tokens))
             rows = logit_rows(plan, tokens)
             replay = replay_dense = device.capture(partial(self._forward, context, rows))

@@ -33,7 +33,7 @@ class Bindings:
     def __init__(self, *, refused: str = "", rtx: bool = False) -> None:
         self.refused, self.calls = refused, []
         self.ExecutionContextAllocationStrategy = SimpleNamespace(USER_MANAGED="user managed")
-        self.DynamicShapesKernelSpecializationStrategy = SimpleNamespace(EAGER="eager")
+        self.DynamicShapesKernelSpecializationStrategy = SimpleNamespace(EAGER="eager", NONE="none")
         self.rtx = rtx
         self.DataType = SimpleNamespace(BF16="bf16", HALF="half")
         self.Weights = lambda *each: each
@@ -111,17 +111,18 @@ def loaded(
 POINTERS = {"token_ids": 0x100, "logits": 0x200, "another": 0x300}
 
 
-@pytest.mark.parametrize("rtx", [False, True])
+@pytest.mark.parametrize(("rtx", "captured"), [(False, True), (True, True), (True, False)])
 def test_a_context_gets_its_memory_its_profile_and_every_address(
-    rtx: bool, engine: StoredEngine, monkeypatch: pytest.MonkeyPatch
+    rtx: bool, captured: bool, engine: StoredEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bindings = Bindings(rtx=rtx)
     made = loaded(engine, bindings, monkeypatch)
     assert made.memory_bytes == 8192
-    context = made.context(1, 0x7F00, POINTERS)
+    context = made.context(1, 0x7F00, POINTERS, captured=captured)
     context.set_shapes({"token_ids": (64,)})
     context.enqueue(7)
-    strategy = [("strategy", "user managed"), ("context", "eager")] if rtx else [("context", "user managed")]
+    how = "eager" if captured else "none"
+    strategy = [("strategy", "user managed"), ("context", how)] if rtx else [("context", "user managed")]
     assert bindings.calls == [
         ("register",),
         ("load", len(engine.plan)),
@@ -155,7 +156,9 @@ def test_what_tensorrt_refuses_is_said_with_its_reason(
     refused: str, error: type[Exception], message: str, engine: StoredEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run() -> None:
-        context = loaded(engine, Bindings(refused=refused), monkeypatch).context(0, 256, POINTERS)
+        context = loaded(engine, Bindings(refused=refused), monkeypatch).context(
+            0, 256, POINTERS, captured=True
+        )
         context.set_shapes({"token_ids": (65,)})
         context.enqueue(7)
 
@@ -208,7 +211,7 @@ def test_a_tensor_that_nothing_is_bound_to_is_named(
 ) -> None:
     made = loaded(engine, Bindings(), monkeypatch)
     with pytest.raises(InternalError, match="nothing is bound to the engine's logits: it is another model's"):
-        made.context(0, 256, {"token_ids": 1})
+        made.context(0, 256, {"token_ids": 256}, captured=True)
 
 
 def test_an_address_that_tensorrt_does_not_take_is_named(
@@ -216,7 +219,7 @@ def test_an_address_that_tensorrt_does_not_take_is_named(
 ) -> None:
     made = loaded(engine, Bindings(), monkeypatch)
     with pytest.raises(InternalError, match="the addresses of logits are no multiples of 256"):
-        made.context(0, 256, {**POINTERS, "logits": 0x210})
+        made.context(0, 256, {**POINTERS, "logits": 0x210}, captured=True)
 
 
 def test_another_version_is_refused_before_its_library_reads_the_plan(

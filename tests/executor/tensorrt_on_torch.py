@@ -116,9 +116,9 @@ class TorchEngine:
                 self.on_device[name] = values.reshape(list(self.stripped.pop(name).dims)).cuda()
         torch.cuda.synchronize()
 
-    def context(self, profile: int, memory: int, pointers: Any) -> TorchContext:
+    def context(self, profile: int, memory: int, pointers: Any, *, captured: bool) -> TorchContext:
         assert not self.stripped, "an engine without its weights"
-        del profile, memory
+        del profile, memory, captured
         check_bound([*self.inputs, LOGITS], pointers)
         self.contexts.append(TorchContext(self, dict(pointers)))
         return self.contexts[-1]

@@ -180,7 +180,8 @@ class StandInEngine:
             )
         self.evaluator = ReferenceEvaluator(self.model, new_ops=OPERATIONS)
 
-    def context(self, profile: int, memory: int, pointers: Any) -> StandInContext:
+    def context(self, profile: int, memory: int, pointers: Any, *, captured: bool) -> StandInContext:
+        assert captured is (self.profiles[profile].name == "decode")
         assert not self.stripped, "an engine without its weights"
         assert memory
         assert memory % 256 == 0
