@@ -72,7 +72,7 @@ def make_plugin_class(trt: Any) -> Any:  # noqa: ANN401, C901 - the bindings hav
             self.plugin_version = operator.VERSION
             self.plugin_namespace = NAMESPACE
             self.num_outputs = len(operator.outputs)
-            self.attached = False
+            self.attached = self.building = False
             pin(self)  # a few hundred small objects a build: TensorRT tells nobody when it lets go of one
 
         # -- core
@@ -82,7 +82,7 @@ def make_plugin_class(trt: Any) -> Any:  # noqa: ANN401, C901 - the bindings hav
 
         def clone(self) -> Any:  # noqa: ANN401
             copy = type(self)(self.operator, self.node)
-            copy.attached = self.attached
+            copy.attached, copy.building = self.attached, self.building
             return copy
 
         # -- build
@@ -166,7 +166,7 @@ def make_plugin_class(trt: Any) -> Any:  # noqa: ANN401, C901 - the bindings hav
             stream: int,
         ) -> None:
             # While it builds, TensorRT may run a node on memory that holds no step's data, to time it.
-            if not self.attached:
+            if self.building or not self.attached:
                 return
             self.operator.enqueue(
                 [_array(name_of, *each) for each in zip(input_tensors, inputs, strict=True)],
@@ -197,9 +197,11 @@ def make_creator(trt: Any, plugin_class: Any, operator_class: type[PluginOperato
             )
 
         @_reported
-        def create_plugin(self, name: str, fields: Any, phase: Any) -> Any:  # noqa: ANN401, ARG002
+        def create_plugin(self, name: str, fields: Any, phase: Any) -> Any:  # noqa: ANN401
             values = {field.name: _value(trt, field) for field in fields}
-            return plugin_class(operator_class.from_fields(name, values), name)
+            plugin = plugin_class(operator_class.from_fields(name, values), name)
+            plugin.building = phase == trt.TensorRTPhase.BUILD
+            return plugin
 
     return Creator()
 

@@ -180,6 +180,13 @@ def test_a_node_that_tensorrt_times_while_it_builds_does_nothing(
     assert recorder.calls == []
     enqueue(trt, plugin.attach_to_context(None).clone(), shapes())
     assert len(recorder.calls) == 1
+    # Whether it attaches what it times is its own affair.
+    creator = make_creator(trt, plugin_class, AttentionOperator)
+    for phase, runs in ((trt.TensorRTPhase.BUILD, 0), (trt.TensorRTPhase.RUNTIME, 1)):
+        recorder.calls.clear()
+        made = creator.create_plugin("x", plugin.get_fields_to_serialize(), phase)
+        enqueue(trt, made.clone().attach_to_context(None), shapes())
+        assert len(recorder.calls) == runs
 
 
 def test_a_stream_without_a_session_is_refused(trt: Any, plugin_class: Any, recorder: Recorder) -> None:
