@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Boots a file system below an overlay in memory and runs one command in it as a unit (run_booted.sh, run_fresh.sh); runs
 # inside a private mount namespace. LOWER: the file system, COMMAND: the command, RESULT: the folder that takes its output
-# and status, KEEP_UNITS: keep the units that /etc has; the arguments are further options of systemd-nspawn.
+# and status, MINUTES: the time it has, KEEP_UNITS: keep the units that /etc has; the arguments are further options of
+# systemd-nspawn.
 set -euo pipefail
 mount -t tmpfs -o mode=755 tmpfs /run 2>/dev/null || { echo "the systemd tests did not run: no mounts are allowed here"; exit 77; }
 mkdir -p /run/systemd /run/layer
@@ -28,7 +29,7 @@ WorkingDirectory=/srv/edged
 Environment=HOME=/root EDGED_BOOTED=1 OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
 ExecStart=/bin/bash -c '$COMMAND >/result/output 2>&1; echo \$? >/result/status'
 ExecStopPost=/bin/systemctl poweroff --no-block
-TimeoutStartSec=14min
+TimeoutStartSec=${MINUTES}min
 UNIT
 ln -s ../booted-tests.service "$root/etc/systemd/system/booted.target.wants/"
 ln -sf booted.target "$root/etc/systemd/system/default.target"

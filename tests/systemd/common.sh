@@ -33,7 +33,8 @@ PY
 boot() {
     local status=0
     rm -rf "$RESULT" && mkdir -p "$RESULT"
-    timeout 900 unshare --mount --propagation private bash tests/systemd/boot.sh "$@" || status=$?
+    export MINUTES=${MINUTES:-14}
+    timeout $((60 * MINUTES + 60)) unshare --mount --propagation private bash tests/systemd/boot.sh "$@" || status=$?
     if [ ! -f "$RESULT/status" ]; then
         [ "$status" = 77 ] && exit 77
         tail -n 30 "$RESULT/console" 2>/dev/null || true

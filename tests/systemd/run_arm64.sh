@@ -39,7 +39,7 @@ run_in $installed PIP_CONSTRAINT=/src/constraints-arm64.txt /src/deploy/jetson/i
 release_layer arm64
 
 export SOURCE="$PWD" RESULT="$PWD/.cache/arm64/result" LOWER="$PWD/.cache/arm64/upper:$PWD/.cache/arm64/root" KEEP_UNITS=yes
-COMMAND="bash tests/systemd/arm64.sh booted" boot --bind-ro="$SOURCE/.cache/booted/model:/model"
+COMMAND="bash tests/systemd/arm64.sh booted" MINUTES=60 boot --bind-ro="$SOURCE/.cache/booted/model:/model"
 
 mount_layer arm64
 .venv/bin/python tests/deploy/stand_in_base.py deploy/jetson/Containerfile.jetpack6 $installed .cache/containers
