@@ -4,9 +4,10 @@
 # with CUDA's headers from PyPI, a package python3-libnvinfer that only says it is tensorrt, and what the base has that the
 # container file takes away. Needs root and the network; roots stay in .cache. Arguments choose: jetpack6, jetpack7, rtx.
 set -euo pipefail
+script=$(realpath "$0")
 cd "$(dirname "$0")/../.."
 . tests/systemd/common.sh
-[ "$(id -u)" = 0 ] || cannot "it needs root"
+with_own_mounts "$script" "$@"
 for program in buildah debootstrap; do
     command -v $program >/dev/null || cannot "$program is missing; on Debian and Ubuntu: apt-get install $program"
 done

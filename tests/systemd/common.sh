@@ -5,6 +5,15 @@ cannot() {
     exit 77
 }
 
+# Run the script $1 anew with mounts of its own: whoever searches the source tree meanwhile does not find /proc in it, and they
+# are gone when it ends, however it ends.
+with_own_mounts() {
+    [ "$(id -u)" = 0 ] || cannot "it needs root"
+    [ -z "${OWN_MOUNTS:-}" ] || return 0
+    unshare --mount true 2>/dev/null || cannot "no mounts are allowed here"
+    OWN_MOUNTS=yes exec unshare --mount --propagation private bash "$@"
+}
+
 # Whether this machine can boot a container and build the package at all.
 check_machine() {
     [ "$(id -u)" = 0 ] || cannot "booting a container needs root; try: sudo make $1"
@@ -51,7 +60,7 @@ boot() {
 # A root of the small system $1 (jammy, noble, bookworm or arm64) in .cache/$1/root, made once. It has no Python: what is tested
 # brings it.
 make_root() {
-    local out=.cache/$1 suite=$1 source=() include=systemd,systemd-sysv,dbus,udev,ca-certificates
+    local out=.cache/$1 suite=$1 source=() include='systemd,systemd-sysv,dbus,udev,ca-certificates'
     case $1 in
         arm64) suite=bookworm source=(--arch=arm64) ;;
         jammy | noble) source=(--components=main,universe) ;;

@@ -5,9 +5,10 @@
 # is tensorrt (tests/deploy/stand_in_base.py); it compiles PyCUDA. Needs the network; the fresh root stays in .cache. What the
 # emulated board shows and what it cannot stands in docs/operations.md.
 set -euo pipefail
+script=$(realpath "$0")
 cd "$(dirname "$0")/../.."
 . tests/systemd/common.sh
-[ "$(id -u)" = 0 ] || cannot "it needs root"
+with_own_mounts "$script" "$@"
 command -v systemd-nspawn >/dev/null || cannot "systemd-nspawn is missing; on Debian and Ubuntu: apt-get install systemd-container"
 command -v debootstrap >/dev/null || cannot "debootstrap is missing; on Debian and Ubuntu: apt-get install debootstrap"
 binfmt=/proc/sys/fs/binfmt_misc rule=/usr/lib/binfmt.d/qemu-aarch64.conf

@@ -3,10 +3,11 @@
 # (noble, systemd 255, CPython 3.12), boots it and tries the unit with the Jetson's drop-in there (release.sh). The engine
 # is the tests' fake one: no torch. Needs the network; roots stay in .cache. $1: jammy or noble.
 set -euo pipefail
+script=$(realpath "$0")
 cd "$(dirname "$0")/../.."
 . tests/systemd/common.sh
+with_own_mounts "$script" "$@"
 suite=${1:?jammy or noble}
-[ "$(id -u)" = 0 ] || cannot "it needs root"
 command -v systemd-nspawn >/dev/null || cannot "systemd-nspawn is missing; on Debian and Ubuntu: apt-get install systemd-container"
 command -v debootstrap >/dev/null || cannot "debootstrap is missing; on Debian and Ubuntu: apt-get install debootstrap"
 
