@@ -49,6 +49,21 @@ def test_the_shell_reads_every_script(script):
     assert os.access(script, os.X_OK)
 
 
+def test_no_script_mounts_what_others_see():
+    """A search through the source tree found /proc below a root in .cache, and did not end."""
+    for script in SCRIPTS:
+        text = script.read_text()
+        if (
+            re.search(r"^\s*(mount|fresh_layer|mount_layer) ", text, re.MULTILINE)
+            and script.name != "boot.sh"
+        ):
+            assert "with_own_mounts" in text, script.name
+    assert (
+        "unshare --mount --propagation private bash tests/systemd/boot.sh"
+        in (ROOT / "tests/systemd/common.sh").read_text()
+    )
+
+
 @pytest.mark.parametrize(
     ("jetpack", "said"),
     [("6.2", "L4T 36.4.3 (JetPack 6)"), ("6.2.1", "NvMap error 12"), ("7.2", "L4T 39.2.0 (JetPack 7.2)")],
