@@ -10,7 +10,9 @@ from forced_drafts import GuessingDraft, forced
 from edged.config import ModelConfig, SpeculationConfig
 from edged.executor.base import SamplingRow, StepBatch
 from edged.executor.torch_executor import TorchExecutor
+from edged.speculation import expansion
 from edged.speculation.acceptance import Acceptance
+from edged.speculation.eagle_draft import EagleDraft
 from edged.speculation.prompt_lookup import PRIOR_RATES, PromptLookup
 
 VOCABULARY = 49152
@@ -21,6 +23,8 @@ LIGHTHOUSE = (
     "first lit with whale oil, then with gas, and since 1931 with electricity."
 )
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+TRAINED = Path(__file__).resolve().parent / "smollm2_draft"
+"""A draft that `edgectl draft train` made, in 4 bits (docs/gpu_runs.md)."""
 
 
 def load(folder, draft=None, **settings):
@@ -45,6 +49,12 @@ def load(folder, draft=None, **settings):
 def lookup(size):
     speculator = forced(PromptLookup, size)
     speculator._acceptance = Acceptance(PRIOR_RATES)
+    return speculator
+
+
+def trained(executor, size):
+    speculator = forced(lambda prompt: EagleDraft(prompt, executor.draft_model, 6), size, depth=min(size, 4))
+    speculator._acceptance = Acceptance(expansion.PRIOR_RATES)
     return speculator
 
 

@@ -1,8 +1,7 @@
 """SmolLM2-135M over 200 prompts: greedy text with every kind of draft is the text without, token for token.
 
 Each prompt has a tree size of its own: the first 64 have one each of 1 to 64, the others 2 to 16 in turn. A shard is 25 prompts;
-`-k shard3` runs one of them, so that several processes share the work. The draft is that of `EDGED_DEMO_DRAFT` (a folder), or one that
-is trained here for some minutes and kept in .cache/.
+`-k shard3` runs one of them, so that several processes share the work. The trained draft is `smollm2_draft/`, or `EDGED_DEMO_DRAFT` (a folder).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from demo_runs import DOCS, VOCABULARY, differences, load, many_prompts
+from demo_runs import TRAINED, VOCABULARY, differences, load, many_prompts
 from forced_drafts import GuessingDraft, forced
 from requests_with_drafts import Job, answer_all
 
@@ -24,15 +23,12 @@ from edged.speculation import expansion
 from edged.speculation.acceptance import Acceptance
 from edged.speculation.eagle_draft import EagleDraft
 from edged.speculation.prompt_lookup import PRIOR_RATES, PromptLookup
-from edged.speculation.training import DraftTrainer
-from edged.speculation.training_plan import TrainingPlan
 
 PROMPTS, SHARDS, TOKENS = 200, 8, 128
 ATTENTION = {
     "dense": AttentionConfig(),
     "sparse": AttentionConfig(mode="sparse", dense_below=0, top_k=2, window=64),
 }
-CACHE = Path(__file__).resolve().parents[2] / ".cache"
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(6 * 3600)]
 
@@ -71,16 +67,9 @@ class Sized:
 
 
 @pytest.fixture(scope="session")
-def draft(demo_model):
+def draft():
     """A trained draft."""
-    if "EDGED_DEMO_DRAFT" in os.environ:
-        return Path(os.environ["EDGED_DEMO_DRAFT"])
-    folder = CACHE / "demo-draft"
-    if not folder.exists():
-        plan = TrainingPlan(sequences=64, prompt_tokens=48, answer_tokens=32, passes=2, levels=2)
-        text = [file.read_text("utf-8") for file in sorted(DOCS.glob("*.md"))]
-        DraftTrainer(demo_model, folder, text, plan, progress=lambda *_: None, threads=1).run()
-    return folder
+    return Path(os.environ.get("EDGED_DEMO_DRAFT", TRAINED))
 
 
 @pytest.fixture(
