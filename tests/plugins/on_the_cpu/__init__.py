@@ -72,17 +72,16 @@ class Kernels:
     ) -> None:
         """Runs one kernel: `values` are its struct, in the letters of `struct`; thread blocks `together` at a time."""
         arguments = ctypes.create_string_buffer(struct.pack(layout, *values))
-        self._library.run(getattr(self._library, name), arguments, threads, *grid, int(lazy), together)
+        left = self._library.run(getattr(self._library, name), arguments, threads, *grid, int(lazy), together)
+        assert not left, f"{left} threads of {name} wait for others that never come"
 
 
 def _compile(compiler: str, files: list[Path], made: Path, library: Path) -> None:
     # The stand-in is found before the header whose name it has.
     includes = [f"-I{HERE}", f"-I{PLUGINS}"]
-    options = ["-O2", "-std=c++20", "-fPIC", "-shared", "-fno-strict-aliasing", "-w", "-pthread"]
+    options = ["-O2", "-std=c++20", "-fPIC", "-shared", "-fno-strict-aliasing", "-w"]
     command = [compiler, *options, *includes, "-o", str(made), *map(str, files)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode and "barrier" in done.stderr and "No such file" in done.stderr:
-        pytest.skip("this C++ compiler knows no C++20")
     assert done.returncode == 0, done.stderr
     library.parent.mkdir(parents=True, exist_ok=True)
     fresh = library.with_suffix(f".{os.getpid()}")

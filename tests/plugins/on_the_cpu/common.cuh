@@ -1,15 +1,17 @@
-// Stands in for plugins_trt/common.cuh when a kernel is compiled by a C++ compiler: the threads of a CTA are threads of
-// the CPU, and what the sources ask of the device through that header's functions happens in memory.
+// Stands in for plugins_trt/common.cuh when a kernel is compiled by a C++ compiler: the threads of a CTA take turns on one
+// thread of the CPU, and what the sources ask of the device through that header's functions happens in memory.
+//
+// A thread's turn ends where it waits for others, and which is the next one is drawn, always in the same way: what reads
+// too early or writes too late for lack of a barrier does so in most runs, and in each the same.
 //
 // `g_lazy`: asynchronous copies happen when they are waited for, as late as they may; else at once, as early as they
 // may. A kernel that waits too little fails in the first way, one that overwrites what is still read in the second.
 // Exchanges between a warp's lanes need all of its lanes, as the device's do with full masks.
 #pragma once
-#include <barrier>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <thread>
+#include <ucontext.h>
 #include <vector>
 
 using u16 = unsigned short;
@@ -34,25 +36,79 @@ struct alignas(8) uint2 {
 struct Place {
     unsigned x, y, z;
 };
-extern thread_local Place threadIdx, blockIdx, gridDim;
+
+struct Copy {
+    u32 to;
+    const void* from;
+    int bytes;
+    bool valid;
+
+    void run() const;
+};
+
+struct Warp;
+class Barrier;
+
+// A thread of the device.
+struct Thread {
+    Place thread, block, grid;
+    Warp* warps;
+    Barrier* barrier;
+    unsigned char* ring;                    // dynamic shared memory
+    std::vector<Copy> open;                 // not committed yet
+    std::vector<std::vector<Copy>> groups;  // committed, not waited for
+    ucontext_t context;
+};
+extern Thread* g_now;  // whose turn it is
+#define threadIdx (g_now->thread)
+#define blockIdx (g_now->block)
+#define gridDim (g_now->grid)
+#define g_ring (g_now->ring)
+
+void make_ready(Thread* thread);
+void wait_for_turn();  // another one's turn, until this one is made ready
+
+class Barrier {
+public:
+    explicit Barrier(int size) : size_(size) {}
+    void arrive_and_wait() {
+        if (++arrived_ == size_) {
+            open();
+        } else {
+            waiting_.push_back(g_now);
+            wait_for_turn();
+        }
+    }
+    // This thread is waited for no longer.
+    void leave() {
+        if (--size_ == arrived_) open();
+    }
+
+private:
+    void open() {
+        arrived_ = 0;
+        for (Thread* thread : waiting_) make_ready(thread);
+        waiting_.clear();
+    }
+    int size_, arrived_ = 0;
+    std::vector<Thread*> waiting_;
+};
 
 // What a warp's threads show each other for a tensor-core product, or in an exchange.
 struct Warp {
-    std::barrier<> barrier{32};
+    Barrier barrier{32};
     u32 a[32][4];
     u32 b[32][2];
     u64 shown[32];
 };
-extern thread_local Warp* g_warps;
-extern thread_local std::barrier<>* g_block;
-extern thread_local unsigned char* g_ring;  // dynamic shared memory
 extern bool g_lazy;
+inline Warp& this_warp() { return g_now->warps[threadIdx.x / 32]; }
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr u32 kFull = 0xffffffffu;
 #define kInfinity __builtin_inff()
 
-inline void __syncthreads() { g_block->arrive_and_wait(); }
+inline void __syncthreads() { g_now->barrier->arrive_and_wait(); }
 
 template <typename To, typename From>
 inline To bits(From from) {
@@ -74,7 +130,7 @@ inline int __clzll(i64 x) { return x == 0 ? 64 : __builtin_clzll((u64)x); }
 // Gives `use` what all lanes of this thread's warp show.
 template <typename Use>
 inline auto exchange(u64 mine, Use use) {
-    Warp& warp = g_warps[threadIdx.x / 32];
+    Warp& warp = this_warp();
     warp.shown[threadIdx.x % 32] = mine;
     warp.barrier.arrive_and_wait();
     auto result = use((const u64*)warp.shown);
@@ -119,7 +175,7 @@ struct Pairs {
     }
     // mma.m16n8k16, by the definition of its fragments
     static void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-        Warp& warp = g_warps[threadIdx.x / 32];
+        Warp& warp = this_warp();
         int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
         u32 a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
         std::memcpy(warp.a[lane], a, sizeof(a));
@@ -157,35 +213,26 @@ inline float exp2_fast(float x) { return std::exp2(x); }
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 inline int min_int(int a, int b) { return a < b ? a : b; }
 
-struct Copy {
-    u32 to;
-    const void* from;
-    int bytes;
-    bool valid;
-
-    void run() const {
-        if (valid) std::memcpy(g_ring + to, from, bytes);
-        else std::memset(g_ring + to, 0, bytes);
-    }
-};
-extern thread_local std::vector<Copy> t_open;                 // not committed yet
-extern thread_local std::vector<std::vector<Copy>> t_groups;  // committed, not waited for
-
+inline void Copy::run() const {
+    if (valid) std::memcpy(g_ring + to, from, bytes);
+    else std::memset(g_ring + to, 0, bytes);
+}
 inline u32 shared_address(const void* pointer) { return (u32)((const unsigned char*)pointer - g_ring); }
 inline void copy_bytes(const Copy& copy) {
-    if (g_lazy) t_open.push_back(copy);
+    if (g_lazy) g_now->open.push_back(copy);
     else copy.run();
 }
 inline void copy_async(u32 to, const void* from, bool valid = true) { copy_bytes({to, from, 16, valid}); }
 inline void copy_commit() {
-    t_groups.push_back(t_open);
-    t_open.clear();
+    g_now->groups.push_back(g_now->open);
+    g_now->open.clear();
 }
 template <int kPending>
 inline void copy_wait() {
-    while ((int)t_groups.size() > kPending) {
-        for (const Copy& copy : t_groups.front()) copy.run();
-        t_groups.erase(t_groups.begin());
+    auto& groups = g_now->groups;
+    while ((int)groups.size() > kPending) {
+        for (const Copy& copy : groups.front()) copy.run();
+        groups.erase(groups.begin());
     }
 }
 template <int kDim>

@@ -9,7 +9,8 @@ inline u32 fresh(const u32* pointer) { return __atomic_load_n(pointer, __ATOMIC_
 inline u64 fresh(const u64* pointer) { return __atomic_load_n(pointer, __ATOMIC_RELAXED); }
 inline float fresh(const float* pointer) { return bits<float>(fresh((const u32*)pointer)); }
 inline u32 load_in_order(const u32* pointer) {
-    std::this_thread::yield();
+    make_ready(g_now);  // others may have to come first
+    wait_for_turn();
     return __atomic_load_n(pointer, __ATOMIC_ACQUIRE);
 }
 inline void store_in_order(u32* pointer, u32 value) { __atomic_store_n(pointer, value, __ATOMIC_RELEASE); }

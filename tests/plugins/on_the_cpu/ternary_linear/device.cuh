@@ -5,4 +5,4 @@
 inline void copy_where(bool valid, u32 to, const void* from) {
     if (valid) copy_bytes({to, from, 16, true});
 }
-inline void __syncwarp() { g_warps[threadIdx.x / 32].barrier.arrive_and_wait(); }
+inline void __syncwarp() { this_warp().barrier.arrive_and_wait(); }
