@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 pytest_plugins = [
+    "fixtures.forked",
     "fixtures.daemon",
     "fixtures.hub_server",
     "fixtures.order",

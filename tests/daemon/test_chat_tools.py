@@ -68,7 +68,7 @@ def folder(demo_model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tool_daemon(folder):
-    process = DaemonProcess(demo_configuration(folder))
+    process = DaemonProcess(demo_configuration(folder), forked=True)
     try:
         yield process.wait_ready()
     finally:

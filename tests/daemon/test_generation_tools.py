@@ -38,7 +38,7 @@ def tooled(demo_model, tmp_path_factory):
         (folder / file.name).symlink_to(file)
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     shutil.copy(TEMPLATES / "qwen3.jinja", folder / "chat_template.jinja")
-    process = DaemonProcess(demo_configuration(folder, model={"context_length": 2048}))
+    process = DaemonProcess(demo_configuration(folder, model={"context_length": 2048}), forked=True)
     try:
         with process.wait_ready().client() as client:
             yield client

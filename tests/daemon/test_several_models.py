@@ -52,6 +52,7 @@ def fake(demo_model):
         {**models(demo_model), "log": {"level": "debug", "format": "json"}},
         {"FAKE_ENGINE": json.dumps({"step_seconds": 0.01, "slow_load": 0.2})},
         (str(FAKE_MODEL_DAEMON),),
+        forked=True,
     )
     try:
         yield process.wait_ready()

@@ -22,7 +22,8 @@ def speculating(demo_model):
         # What pays depends on the machine and on what else it does, so nothing is left to that here.
         demo_configuration(
             demo_model, model={"speculation": {"method": "prompt_lookup", "tree_size": 12, "adaptive": False}}
-        )
+        ),
+        forked=True,
     )
     try:
         yield process.wait_ready()
@@ -112,7 +113,9 @@ def test_a_draft_model_is_served(tmp_path):
         "threads": 1,
         "speculation": speculation,
     }
-    process = DaemonProcess({"models": [settings], "memory": {"budget": "2GiB"}, "log": {"format": "json"}})
+    process = DaemonProcess(
+        {"models": [settings], "memory": {"budget": "2GiB"}, "log": {"format": "json"}}, forked=True
+    )
     try:
         process.wait_ready()
         with process.client() as client:

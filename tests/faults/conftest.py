@@ -18,6 +18,7 @@ def target(demo_model):
         # The product's ten seconds for a handshake would be ten seconds of waiting here.
         {"FAKE_ENGINE": json.dumps({}), "FAKE_HANDSHAKE": "2000"},
         (str(FAKE_MODEL_DAEMON),),
+        forked=True,
     )
     try:
         daemon.wait_ready()

@@ -77,6 +77,7 @@ def served(demo_model):
         demo_configuration(demo_model, metrics={"listen": "127.0.0.1:0"}, thermal={"max_requests": 1}),
         {"FAKE_ENGINE": json.dumps({"step_seconds": 0.002})},
         (str(FAKE_MODEL_DAEMON),),
+        forked=True,
     )
     try:
         daemon.wait_ready()
