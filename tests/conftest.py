@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import hashlib
 import importlib.metadata
 import shutil
@@ -25,6 +26,15 @@ pytest_plugins = [
 ]
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# Modules and tests stay to the end: the collector need not walk them, neither while they are made nor in each test.
+gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.freeze()
+    gc.enable()
+
 
 # How long an example takes is the machine's business, and what else it does.
 hypothesis.settings.register_profile(
