@@ -30,7 +30,15 @@ CONTEXT = 3200
 
 @pytest.fixture(scope="module")
 def executor(demo_model):
-    executor = load(demo_model, dtype="float32", context_length=CONTEXT, max_sequences=12, prefill_chunk=512)
+    executor = load(demo_model, dtype="float32", context_length=256, max_sequences=12, prefill_chunk=512)
+    yield executor
+    executor.close()
+
+
+@pytest.fixture(scope="module")
+def long_executor(demo_model):
+    """One sequence: the pages of twelve that are as long take longer to clear than the model to load."""
+    executor = load(demo_model, dtype="float32", context_length=CONTEXT, max_sequences=1, prefill_chunk=512)
     yield executor
     executor.close()
 
@@ -118,8 +126,8 @@ def test_chunk_sizes_give_identical_tokens(executor, remembered_reference, long_
         assert_greedy(remembered_reference, ids, alike[0].tokens[len(ids) :])
 
 
-def test_a_prompt_of_3000_tokens(executor, remembered_reference, long_prompt):
-    runner = Runner(executor)
+def test_a_prompt_of_3000_tokens(long_executor, remembered_reference, long_prompt):
+    runner = Runner(long_executor)
     sequence = runner.sequence(long_prompt, room=16)
     logits = runner.prefill(sequence, 512, rows="last")
     sequence.tokens.append(int(logits[-1].argmax()))
@@ -130,10 +138,10 @@ def test_a_prompt_of_3000_tokens(executor, remembered_reference, long_prompt):
 
 
 @pytest.mark.soak
-def test_64_tokens_after_3000_do_not_depend_on_the_chunks(executor, remembered_reference, long_prompt):
+def test_64_tokens_after_3000_do_not_depend_on_the_chunks(long_executor, remembered_reference, long_prompt):
     answers = []
     for chunk in (1, 7, 64, 512):
-        runner = Runner(executor)
+        runner = Runner(long_executor)
         sequence = runner.sequence(long_prompt, room=64)
         logits = runner.prefill(sequence, chunk, rows="last")
         sequence.tokens.append(int(logits[-1].argmax()))
@@ -157,12 +165,12 @@ def test_half_precision_stays_close_to_fp32(demo_model, remembered_reference, de
 
 
 @pytest.mark.soak
-def test_hidden_states_are_those_of_transformers(executor, demo_reference, demo_tokenizer, long_prompt):
+def test_hidden_states_are_those_of_transformers(long_executor, demo_reference, demo_tokenizer, long_prompt):
     import torch
 
     for ids in (demo_tokenizer.encode(PROMPTS[1]).ids, long_prompt[:700]):
         with torch.inference_mode():
             states = demo_reference.model(input_ids=torch.tensor([ids])).last_hidden_state[0].numpy()
-        runner = Runner(executor)
+        runner = Runner(long_executor)
         found = runner.hidden_states(runner.sequence(ids), 500)
         np.testing.assert_allclose(found, states, rtol=0, atol=1e-3 * np.abs(states).max())
