@@ -49,6 +49,7 @@ def walks(grammar, tokenizer, count, seed=0, most=400):
         yield text, len(taken) < most
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("path", SCHEMAS, ids=lambda path: path.stem)
 def test_whatever_is_drawn_fits_the_schema(path, tokenizer):
     schema = json.loads(path.read_text())

@@ -152,6 +152,7 @@ class Author:
         return schema
 
 
+@pytest.mark.one_python
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=100, deadline=None)
 def test_no_keyword_is_silently_left_out(generator):
@@ -218,6 +219,7 @@ def check_meetings(kind, combine, bounds_of):
     return taken, refused
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("kind", ["number", "integer"])
 @pytest.mark.parametrize("combine", range(len(MEETINGS)))
 def test_bounds_are_kept_wherever_they_meet(kind, combine):
@@ -363,6 +365,7 @@ def test_what_is_beyond_is_refused_by_name(schema, message):
     assert len(caught.value.message) < 700
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize(
     "schema",
     [
@@ -446,6 +449,7 @@ def test_no_number_is_read_as_the_excluded_one(bound):
     assert takes(above, f"{int(bound) + 1}.5") == (bound < 2.0**50)
 
 
+@pytest.mark.one_python
 @given(st.floats(1e-7, 1e15).map(lambda value: float(f"{value:.15g}")), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_constants_come_out_as_they_are(value, below):
@@ -453,6 +457,7 @@ def test_constants_come_out_as_they_are(value, below):
     assert json.loads(matcher({"const": value}).compute_ff_bytes()) == value
 
 
+@pytest.mark.one_python
 @given(
     st.floats(-1e9, 1e9).map(lambda value: float(f"{value:.12g}")).filter(lambda value: abs(value) > 1e-6),
     st.sampled_from(KEYS),

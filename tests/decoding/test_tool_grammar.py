@@ -117,6 +117,7 @@ def hold(calls):
         assert set(arguments) <= set(schemas[call.name].get("properties", {}))
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
 def test_every_answer_is_calls_that_fit(name, special):
