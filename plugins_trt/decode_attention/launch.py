@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from plugins_trt.arena import Arena
-from plugins_trt.contract import BLOCK, KERNEL_DTYPES, Batch, ceil_div, kernel_suffix, softmax_scale
-from plugins_trt.decode_attention.contract import WIDE_ROWS
+from plugins_trt.contract import KERNEL_DTYPES, Batch, ceil_div, kernel_suffix, softmax_scale
+from plugins_trt.decode_attention.wide import WideLauncher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from plugins_trt.decode_attention.contract import AttentionPlan, DecodeAttention
 
-_ATTEND = "PPPPPPfiiiiiiiii"
+_ATTEND = "PPPPPPf" + 13 * "i"
 _COMBINE_FORMAT = Batch.FORMAT + _ATTEND
 _FEW_PARTS = 32
-_THREADS, _COMBINE_THREADS = 128, 256
+_COMBINE_THREADS = 256
 
 
 class _Form(NamedTuple):
@@ -63,11 +63,9 @@ class DecodeAttender:
         self._narrow_one = self._narrow
         if not quantized and _ONE.shared_bytes(head_dim) <= shared_bytes:
             self._narrow_one = _Narrow(function, f"narrow_one_{stored}", head_dim, _ONE, arguments)
-        # Queries, then two pages of keys and values; or one as it is stored, in eight bits with scales, and widened.
-        page = 2 * BLOCK * 2 * head_dim
-        pages = page + 2 * BLOCK * (4 + head_dim + 2) if quantized else 2 * page
-        self._wide_bytes = WIDE_ROWS * head_dim * 2 + pages
-        self._wide = function(f"wide_{stored}", self._wide_bytes).prepare(arguments, overlaps=True)
+        self._wide = WideLauncher(
+            function, stored, arguments, head_dim=head_dim, quantized=quantized, shared_bytes=shared_bytes
+        )
         self._combine_few = function(f"combine_few_{layout}", 0).prepare(_COMBINE_FORMAT, overlaps=True)
         self._combine_many = function(f"combine_many_{layout}", 0).prepare(_COMBINE_FORMAT, overlaps=True)
 
@@ -89,16 +87,20 @@ class DecodeAttender:
         Raises:
             LaunchError: naming the argument, before anything runs.
         """
-        plan, batch = args.plan(self.multiprocessors), args.batch
+        batch, kv_heads = args.batch, args.arena.kv_heads
+        wide, plan = self._wide.form_of(
+            args.bucket(self.multiprocessors),
+            args.plan(self.multiprocessors),
+            dense=args.blocks is None,
+            shares=args.local_blocks > 0,
+        )
         narrow = self._narrow_one if batch.tokens == 1 and args.blocks is not None else self._narrow
-        attend = _pack_attend(args, plan, least_units or narrow.least_units)
+        attend = _pack_attend(args, plan, least_units or narrow.least_units, wide.least_pages)
         packed = (*batch.pack(), *args.arena.pack_all(args.layer), *attend)
-        if plan.narrow_parts:
-            narrow((plan.narrow_parts, args.arena.kv_heads, batch.tokens), stream, packed)
         if plan.wide_tiles:
-            grid = (plan.wide_parts, plan.wide_tiles, args.arena.kv_heads)
-            block = (_THREADS, 1, 1)
-            self._wide.prepared_async_call(grid, block, stream, *packed, shared_size=self._wide_bytes)
+            self._wide(wide, plan, kv_heads, stream, packed)
+        if plan.narrow_parts:
+            narrow((plan.narrow_parts, kv_heads, batch.tokens), stream, packed)
         self._combine(args, plan, attend, stream)
 
     def _combine(
@@ -118,7 +120,9 @@ class DecodeAttender:
             self._combine_few.prepared_async_call(grid, block, stream, *args.batch.pack(), *attend)
 
 
-def _pack_attend(args: DecodeAttention, plan: AttentionPlan, least_units: int) -> tuple[float, ...]:
+def _pack_attend(
+    args: DecodeAttention, plan: AttentionPlan, least_units: int, least_pages: int
+) -> tuple[float, ...]:
     """The kernels' `Attend` struct, in the order of `_ATTEND`."""
     return (
         args.q.pointer,
@@ -136,6 +140,10 @@ def _pack_attend(args: DecodeAttention, plan: AttentionPlan, least_units: int) -
         plan.narrow_parts,
         plan.wide_parts,
         least_units,
+        args.init_blocks,
+        args.local_blocks,
+        plan.shared_parts,
+        least_pages,
         0,
     )
 

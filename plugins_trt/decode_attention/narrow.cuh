@@ -25,31 +25,36 @@ __device__ __forceinline__ void narrow(const Batch& batch, const typename Unit::
     int start, tokens, length;
     int sequence = batch.sequence_of(token, start, tokens, length);
     bool dense = is_dense(args, position);
-    // A dense query finds its pages before it waits, a sparse one (but in a tree) everything but its blocks.
-    bool is_ready = sequence < 0 || (dense && is_wide(args, tokens)) || (!dense && batch.tree_masks != nullptr);
-    if (is_ready) {
+    // Behind `wide` everything that is read was complete when this launch began: it waits for `wide` halfway, so that its
+    // own end is that of both. Else a dense query finds its pages before it waits, a sparse one (but in a tree) everything
+    // but its blocks.
+    bool is_late = args.wide_parts > 0;
+    bool is_ready = is_late || sequence < 0 || (!dense && batch.tree_masks != nullptr);
+    auto release = [&] {
         wait_for_dependencies();
         launch_dependents();
-    }
+    };
+    if (is_ready && !is_late) release();
     u16* out = args.out + ((i64)token * args.heads + kv_head * group) * kDim;
     if (sequence < 0) {
+        if (is_late) release();
         if (part == 0) {
             for (int i = threadIdx.x; i < group * kPieces; i += kThreads)
                 reinterpret_cast<uint4*>(out)[i] = uint4{0, 0, 0, 0};
         }
         return;
     }
-    if (dense && is_wide(args, tokens)) return;
-    Context context = context_of(batch, args, length, token, position, kv_head, dense);
-    int active = narrow_active(args, context.entries());
-    if (part >= active) {
-        if (!is_ready) {
-            wait_for_dependencies();
-            launch_dependents();
-        }
+    if (dense && is_wide(args, tokens)) {  // (which there is only where `wide` was launched)
+        release();
         return;
     }
-    const i32* blocks = dense ? nullptr : args.blocks + row * args.total;
+    Context context = context_of(batch, args, length, tokens, token, position, kv_head, dense);
+    int active = narrow_active(args, context.entries());
+    if (part >= active) {
+        if (is_late || !is_ready) release();
+        return;
+    }
+    const i32* blocks = dense ? nullptr : args.blocks + row * args.total + context.first;
 
     // This warp's units, the first of them and the end.
     constexpr int kKeys = Unit::kKeys, kPerPage = kPage / kKeys;
@@ -78,8 +83,7 @@ __device__ __forceinline__ void narrow(const Batch& batch, const typename Unit::
         Unit::load_heads(q, args.q + ((i64)token * args.heads + kv_head * group) * kDim, group, lane);
     };
     auto wait = [&] {
-        wait_for_dependencies();
-        launch_dependents();
+        release();
         is_ready = true;
     };
     if (dense) {
@@ -116,6 +120,7 @@ __device__ __forceinline__ void narrow(const Batch& batch, const typename Unit::
         }
         if (ahead < end) load(ahead);
         copy_commit();
+        if (is_late && 2 * unit >= first + end) release(), is_late = false;
         if (unit < first) continue;
         copy_wait<kStages - 1>();
         __syncwarp();
@@ -188,7 +193,7 @@ __device__ __forceinline__ void narrow(const Batch& batch, const typename Unit::
         here.add_values(acc, p, lane);
         __syncwarp();
     }
-    if (!is_ready) wait();
+    if (is_late || !is_ready) release();
     copy_wait<0>();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -207,7 +212,7 @@ __device__ __forceinline__ void narrow(const Batch& batch, const typename Unit::
         warp_statistics[warp][g + 8] = float2{maximum[1], sum[1]};
     }
     __syncthreads();
-    i64 place = (row * args.parts + part) * kHeads;
+    i64 place = (row * args.parts + context.before + part) * kHeads;
 #pragma unroll 2
     for (int i = threadIdx.x; i < group * (kDim / 4); i += kThreads) {
         int head = i / (kDim / 4), column = i % (kDim / 4) * 4;
@@ -224,7 +229,7 @@ __device__ __forceinline__ void narrow(const Batch& batch, const typename Unit::
                 reinterpret_cast<const float*>(shared) + (w * kHeads + head) * kStride + column);
             merged.x += x.x * factor, merged.y += x.y * factor, merged.z += x.z * factor, merged.w += x.w * factor;
         }
-        if (active == 1) {
+        if (active + context.before == 1) {
             float inverse = 1.0f / weight;
             uint2 packed = {T::pack(merged.x * inverse, merged.y * inverse), T::pack(merged.z * inverse, merged.w * inverse)};
             *reinterpret_cast<uint2*>(out + head * kDim + column) = packed;

@@ -2,6 +2,7 @@
 #include "decode_attention/attend.cuh"
 
 constexpr int kThreads = 128;
+constexpr int kRows = 128;
 
 template <int kDim>
 constexpr int kWideBytes = (kRows + 2 * 2 * kPage) * kDim * 2;

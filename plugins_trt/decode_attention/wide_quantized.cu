@@ -4,6 +4,7 @@
 #include "decode_attention/attend.cuh"
 
 constexpr int kThreads = 128;
+constexpr int kRows = 128;
 
 template <typename Source>
 struct WideTile {

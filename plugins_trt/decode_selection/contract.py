@@ -15,7 +15,10 @@ from plugins_trt.contract import (
     round_up,
 )
 
-WARPS = 16  # of a thread block
+WARPS = 16  # of a thread block, but for those of many tokens
+MANY = 32
+"""Tokens of a bucket from which thread blocks share heads and keys in shared memory."""
+KEYS = 256  # compressed keys that a thread block of many tokens takes
 TILES = (2, 4, 8, 16)  # tokens that a thread block takes
 MAX_PAGES = 8192
 """Pages of a table that is compared: 524 288 tokens."""
@@ -65,13 +68,13 @@ class SelectionPlan:
         )
 
 
-def tile_of(*, tokens: int, parts: int, kv_heads: int, multiprocessors: int) -> int:
-    """Tokens that a thread block takes: as few as let all blocks run at once, or the most there are.
+def tile_of(*, tokens: int, parts: int, kv_heads: int, at_once: int) -> int:
+    """Tokens that a thread block takes: as few as let all blocks run `at_once`, or the most there are.
 
-    A block keeps a multiprocessor for itself, and takes its tokens one after the other.
+    A block takes its tokens one after the other.
     """
     for tile in TILES:
-        if parts * kv_heads * ceil_div(tokens, tile) <= multiprocessors:
+        if parts * kv_heads * ceil_div(tokens, tile) <= at_once:
             return tile
     return TILES[-1] if tokens > TILES[-2] else TILES[-2]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from plugins_trt.arena import Arena
 from plugins_trt.contract import KERNEL_DTYPES, Batch, ceil_div, softmax_scale
-from plugins_trt.decode_selection.contract import WARPS, tile_of
+from plugins_trt.decode_selection.contract import KEYS, MANY, TILES, WARPS, tile_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 _SELECT = "PPPPPPPPPPfiiiiiiiiiii"
 _LSE_FORMAT = Batch.FORMAT + Arena.FORMAT + _SELECT
 _CHOOSE_FORMAT = Batch.FORMAT + _SELECT
-_THREADS = 32 * WARPS
+_HEADS = 16
+_THREADS, _MANY_THREADS = 32 * WARPS, 256
 _LOG2E = 1.4426950408889634
 
 
@@ -36,6 +37,11 @@ class DecodeSelector:
         layout = f"{KERNEL_DTYPES[dtype]}_d{head_dim}"
         self._lse = function(f"lse_{layout}", 0).prepare(_LSE_FORMAT, overlaps=True)
         self._scores = function(f"scores_{layout}", 0).prepare(_LSE_FORMAT, overlaps=True)
+        self._row = 2 * head_dim  # bytes of a row in shared memory
+        self._lse_many = function(f"lse_many_{layout}", KEYS * self._row).prepare(_LSE_FORMAT, overlaps=True)
+        self._scores_many = function(f"scores_many_{layout}", TILES[-1] * _HEADS * self._row).prepare(
+            _LSE_FORMAT, overlaps=True
+        )
         self._lse_one = function(f"lse_one_{layout}", 0).prepare(_LSE_FORMAT, overlaps=True)
         self._scores_one = function(f"scores_one_{layout}", 0).prepare(_LSE_FORMAT, overlaps=True)
         self._choose = function("choose_blocks", 0).prepare(_CHOOSE_FORMAT, overlaps=True)
@@ -50,16 +56,27 @@ class DecodeSelector:
             for kernel, parts in ((self._lse_one, plan.lse_parts), (self._scores_one, plan.score_parts)):
                 kernel.prepared_async_call((parts, kv_heads, batch.sequences), block, stream, *packed)
             return
-        for kernel, parts in ((self._lse, plan.lse_parts), (self._scores, plan.score_parts)):
+        many = batch.tokens >= MANY
+        for kernel, parts in (
+            (self._lse_many if many else self._lse, plan.lse_parts),
+            (self._scores_many if many else self._scores, plan.score_parts),
+        ):
+            # A thread block keeps a multiprocessor for itself; of many tokens two share one.
             tile = tile_of(
                 tokens=batch.tokens,
                 parts=parts * batch.sequences,
                 kv_heads=kv_heads,
-                multiprocessors=self._multiprocessors,
+                at_once=(2 if many else 1) * self._multiprocessors,
             )
             grid = (parts * ceil_div(batch.tokens, tile), kv_heads, batch.sequences)
             arguments = (*batch.pack(), *args.arena.pack(args.layer), *_pack_select(args, plan, tile))
-            kernel.prepared_async_call(grid, block, stream, *arguments)
+            if many:
+                rows = KEYS if kernel is self._lse_many else tile * _HEADS
+                block = (_MANY_THREADS, 1, 1)
+                kernel.prepared_async_call(grid, block, stream, *arguments, shared_size=rows * self._row)
+            else:
+                kernel.prepared_async_call(grid, block, stream, *arguments)
+        block = (_THREADS, 1, 1)
         self._choose.prepared_async_call((batch.tokens, kv_heads, 1), block, stream, *batch.pack(), *select)
 
 

@@ -1,25 +1,6 @@
 // The softmax statistics of block selection: log-sum-exp of the scaled scores over the coarse keys (or the fine ones,
-// `exact`), a part a CTA. `scores` gathers the parts.
-#include "decode_selection/keys.cuh"
-
-// The keys that the path of one node completes; all threads of a CTA.
-template <typename T, int kDim>
-__device__ __forceinline__ void lse_of_node(
-    const Batch& batch, const Select& args, int sequence, int token, int kv_head, int parts) {
-    int position = batch.positions[token];
-    if (!is_sparse(args, position)) return;
-    int span = args.exact ? 16 : 64, window = 2 * span;
-    float* out = args.lse + (((i64)token * args.kv_heads + kv_head) * args.lse_parts + parts) * kHeads;
-    if (!completes_any(batch.lengths[sequence], position, span, window)) {
-        if (threadIdx.x < kHeads) out[threadIdx.x] = -kInfinity;
-        return;
-    }
-    float maximum = -kInfinity, sum = 0.0f;
-    visit_node_keys<T, kDim>(
-        batch, args, args.exact ? args.node_fine : args.node_coarse, span, window, sequence, token, kv_head,
-        [&](int, int, int, float score) { merge(maximum, sum, score, 1.0f); });
-    if (threadIdx.x < 128 && threadIdx.x % 8 == 0) out[threadIdx.x / 8] = log_sum(maximum, sum);
-}
+// `exact`), a part a CTA. `scores` gathers the parts. Of many tokens: lse_many.cu.
+#include "decode_selection/nodes.cuh"
 
 // A part of the stored keys for a tile of tokens; waits for the launches before.
 template <typename T, int kDim>

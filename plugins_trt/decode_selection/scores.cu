@@ -2,76 +2,9 @@
 //   lse:    softmax statistics (lse.cu);
 //   scores: softmax weight of every fine key, summed over the heads of a group, reduced to a number a block;
 //   choose: the best blocks of each token and KV head (choose.cu).
-// A step of one token takes two, which are apart: see one.cu.
-#include "decode_selection/keys.cuh"
-
-// The log-sum-exp of every head over all parts, for tokens [first, first + count) of a sequence, into
-// `shared` [kTokens][kHeads]; +infinity where nothing was seen, which makes every weight 0. All threads must call it.
-__device__ __forceinline__ void gather_lse(
-    const Batch& batch, const Select& args, int sequence, int first, int count, int kv_head,
-    float (*shared)[kHeads]) {
-    constexpr int kEach = kThreads / (kTokens * kHeads);  // neighbouring threads that share a token and head
-    bool tree = batch.tree_masks != nullptr;
-    int pages_a_part = kWarps * (args.exact ? kFinePages : kCoarsePages);
-    int part = threadIdx.x % kEach;
-    int head = threadIdx.x / kEach % kHeads;
-    int index = threadIdx.x / kEach / kHeads;
-    float maximum = -kInfinity, sum = 0.0f;
-    if (index < count) {
-        int stored = stored_tokens(batch, sequence, batch.positions[first + index]);
-        int parts = ceil_div(stored, pages_a_part * kPage);
-        const float* row =
-            args.lse + ((i64)(first + index) * args.kv_heads + kv_head) * args.lse_parts * kHeads + head;
-        for (; part < parts + (tree ? 1 : 0); part += kEach)
-            merge(maximum, sum, row[(part < parts ? part : args.lse_parts - 1) * kHeads], 1.0f);
-    }
-#pragma unroll
-    for (int other = 1; other < kEach; other <<= 1)
-        merge(maximum, sum, __shfl_xor_sync(kFull, maximum, other), __shfl_xor_sync(kFull, sum, other));
-    if (threadIdx.x % kEach == 0) {
-        bool seen = sum > 0.0f && head < args.heads / args.kv_heads;
-        shared[index][head] = seen ? log_sum(maximum, sum) : kInfinity;
-    }
-    __syncthreads();
-}
-
-// The keys that the path of one node completes; all threads of a CTA.
-template <typename T, int kDim>
-__device__ __forceinline__ void scores_of_node(
-    const Batch& batch, const Select& args, int sequence, int token, int kv_head) {
-    __shared__ float lse_of_heads[kTokens][kHeads];
-    __shared__ float weights[kNodeKeys][kHeads];
-    __shared__ i32 slots[kNodeKeys];
-    int at = batch.positions[token];
-    if (!is_sparse(args, at)) return;
-    float* out = args.node_scores + ((i64)token * args.kv_heads + kv_head) * kNodeKeys * 2;
-    if (!completes_any(batch.lengths[sequence], at, 16, 32)) {
-        if (threadIdx.x == 0) out[0] = __int_as_float(-1);
-        return;
-    }
-    gather_lse(batch, args, sequence, token, 1, kv_head, lse_of_heads);
-    int found = 0;
-    visit_node_keys<T, kDim>(
-        batch, args, args.node_fine, 16, 32, sequence, token, kv_head,
-        [&](int position, int head, int eighth, float score) {
-            if (found == kNodeKeys) return;
-            if (eighth == 0) weights[found][head] = exp2_fast(score - lse_of_heads[0][head]);
-            if (threadIdx.x == 0) slots[found] = position / 16;
-            ++found;
-        });
-    __syncthreads();
-    if (threadIdx.x == 0) {
-#pragma unroll
-        for (int i = 0; i < kNodeKeys; ++i) {
-            float sum = 0.0f;
-            if (i < found)
-                for (int head = 0; head < kHeads; ++head) sum += weights[i][head];
-            out[2 * i] = __int_as_float(i < found ? slots[i] : -1);
-            out[2 * i + 1] = sum;
-        }
-    }
-    __syncthreads();
-}
+// A step of one token takes two, which are apart: see one.cu. Of many tokens the first two are those of lse_many.cu and
+// scores_many.cu, which have more in shared memory.
+#include "decode_selection/nodes.cuh"
 
 // A part of the stored keys for a tile of tokens; waits for the launches before.
 template <typename T, int kDim>
@@ -96,7 +29,7 @@ __device__ __forceinline__ void scores_of_part(
     keys.load(fine.rows[0], fine.rows[1], lane);
     wait_for_dependencies();
     launch_dependents();
-    gather_lse(batch, args, sequence, tokens.first, tokens.end - tokens.first, kv_head, lse_of_heads);
+    gather_lse<kThreads>(batch, args, sequence, tokens.first, tokens.end - tokens.first, kv_head, lse_of_heads);
 
     Rows<kDim> q, next;
     load_heads<kDim>(q, args, tokens.first, kv_head, lane);
@@ -127,7 +60,7 @@ __device__ __forceinline__ void scores(const Batch& batch, const Arena& arena, c
     scores_of_part<T, kDim>(batch, arena, args, tokens, blockIdx.y);
     if (batch.tree_masks == nullptr) return;
     for (int token = tokens.start + (int)blockIdx.x; token < tokens.last; token += (int)gridDim.x)
-        scores_of_node<T, kDim>(batch, args, tokens.sequence, token, blockIdx.y);
+        scores_of_node<T, kDim, kThreads>(batch, args, tokens.sequence, token, blockIdx.y);
 }
 
 #define SCORES(type, suffix, dim)                                                                      \

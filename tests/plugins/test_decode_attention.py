@@ -29,7 +29,9 @@ def expected_output(case, *, chosen=None, dense_below=0):
     return out
 
 
-def arguments(case, *, blocks=None, counts=None, dense_below=0, poison=float("nan"), multiprocessors=H200):
+def arguments(
+    case, *, blocks=None, counts=None, dense_below=0, poison=float("nan"), multiprocessors=H200, **forced
+):
     plan = AttentionPlan.of(
         case.bucket(multiprocessors), sparse=blocks is not None, quantized=case.kv_dtype is not None
     )
@@ -46,6 +48,7 @@ def arguments(case, *, blocks=None, counts=None, dense_below=0, poison=float("na
         blocks=None if blocks is None else array(blocks),
         counts=None if counts is None else array(counts),
         dense_below=dense_below,
+        **forced,
     ), out
 
 
@@ -65,8 +68,8 @@ def run(case, shared_bytes=None, **options):
     return out
 
 
-def random_choice(case, rng, total=24, window=4):
-    """Random blocks of each token and KV head, its own and the `window` before it among them."""
+def random_choice(case, rng, total=24, window=4, init=0):
+    """Random blocks of each token and KV head, its own, the `window` before it and the `init` first among them."""
     blocks = torch.full((case.tokens, case.kv_heads, total), -1, dtype=torch.int32)
     counts = torch.zeros(case.tokens, case.kv_heads, dtype=torch.int32)
     chosen = {}
@@ -74,7 +77,7 @@ def random_choice(case, rng, total=24, window=4):
         own = position // 64
         chosen[token] = torch.zeros(case.kv_heads, own + 1, dtype=torch.bool)
         for head in range(case.kv_heads):
-            local = set(range(max(0, own - window), own + 1))
+            local = {*range(max(0, own - window), own + 1), *range(min(init, own + 1))}
             others = [block for block in range(own + 1) if block not in local]
             picked = sorted(local | set(rng.sample(others, min(len(others), total - len(local)))))
             blocks[token, head, : len(picked)] = torch.tensor(picked)
@@ -182,6 +185,50 @@ def test_sparse_queries_attend_to_their_blocks_alone(dtype, layout, tree, window
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("layout", [(32, 2, 128), (16, 2, 64), (9, 3, 64)])
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("blocks_of", [(24, 8, 1), (24, 1, 0), (24, 21, 2), (12, 7, 0)])
+def test_blocks_that_all_queries_share_are_attended_to_once(dtype, layout, tree, blocks_of):
+    """Of trees and chains long and short, whose blocks are many, or few: those share nothing."""
+    heads, kv_heads, dim = layout
+    total, window, init = blocks_of
+    rng = random.Random(total)
+    for sequences in ([(24 * 64, 64)], [(2000 + window, 17), (4090, 8), (3000, 7), (900, 30)], [(6111, 16)]):
+        parents = [random_parents(new, rng, 0.8) for _, new in sequences] if tree else None
+        tokens = 64 if len(sequences) > 1 else sequences[0][1]
+        case = make_case(
+            sequences,
+            heads=heads,
+            kv_heads=kv_heads,
+            dim=dim,
+            dtype=dtype,
+            parents=parents,
+            tokens=tokens,
+            device="cuda",
+        )
+        blocks, counts, chosen = random_choice(case, rng, total, window, init)
+        for dense_below in (0, 2006):
+            forced = {"init_blocks": init, "local_blocks": window + 1, "dense_below": dense_below}
+            out = run(case, blocks=blocks, counts=counts, **forced)
+            expected = expected_output(case, chosen=chosen, dense_below=dense_below)
+            assert error(out, expected) < TOLERANCE[dtype], (sequences, dense_below)
+            assert not out[case.starts[-1] :].any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("nodes", [8, 64])
+def test_shared_blocks_at_every_length_modulo_a_page_equal_the_reference(nodes):
+    rng = random.Random(nodes)
+    for rest in range(64):
+        parents = [random_parents(nodes, rng, rng.choice([0.5, 1.0]))]
+        case = make_case([(1600 + rest, nodes)], parents=parents, device="cuda", seed=rest)
+        blocks, counts, chosen = random_choice(case, rng, 20, 9, 1)
+        out = run(case, blocks=blocks, counts=counts, init_blocks=1, local_blocks=10)
+        assert error(out, expected_output(case, chosen=chosen)) < TOLERANCE["bfloat16"], rest
+
+
+@pytest.mark.gpu
 def test_the_same_input_gives_the_same_bits():
     rng = random.Random(3)
     for parents, sequences in ((None, [(70000, 1)]), ([random_parents(48, rng)], [(9000, 48)])):
@@ -189,6 +236,11 @@ def test_the_same_input_gives_the_same_bits():
         first = run(case)
         for poison in (1e30, float("nan"), 0.0):
             assert torch.equal(first, run(case, poison=poison))
+    blocks, counts, _ = random_choice(case, rng, 40, 20, 1)
+    options = {"blocks": blocks, "counts": counts, "init_blocks": 1, "local_blocks": 21}
+    first = run(case, **options)
+    for poison in (1e30, float("nan"), 0.0):
+        assert torch.equal(first, run(case, poison=poison, **options))
 
 
 def test_arguments_are_refused_by_name():
@@ -209,6 +261,12 @@ def test_arguments_are_refused_by_name():
     assert refused(workspace=array(torch.zeros(64))).startswith("workspace: 256 bytes")
     assert refused(blocks=array(torch.zeros(3, 2, 4, dtype=torch.int32))).startswith("counts: missing")
     assert refused(scale=-1.0).startswith("scale: -1.0")
+    lists = {
+        "blocks": array(torch.zeros(3, 2, 4, dtype=torch.int32)),
+        "counts": array(torch.zeros(3, 2, dtype=torch.int32)),
+    }
+    assert refused(**lists, init_blocks=2, local_blocks=3).startswith("local_blocks: 3")
+    assert refused(init_blocks=-1).startswith("init_blocks: -1")
 
 
 @pytest.mark.parametrize("sparse", [False, True])

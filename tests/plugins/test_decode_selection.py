@@ -255,7 +255,7 @@ def test_tiles_are_as_small_as_lets_all_blocks_run_at_once(tokens, parts, multip
     def blocks(tile):
         return parts * 2 * -(-tokens // tile)
 
-    tile = tile_of(tokens=tokens, parts=parts, kv_heads=2, multiprocessors=multiprocessors)
+    tile = tile_of(tokens=tokens, parts=parts, kv_heads=2, at_once=multiprocessors)
     assert tile in TILES
     assert tile == TILES[0] or blocks(tile // 2) > multiprocessors
     assert blocks(tile) <= multiprocessors or tile >= min(tokens, TILES[-1])
