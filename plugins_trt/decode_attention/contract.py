@@ -112,7 +112,8 @@ class DecodeAttention(QueryArguments):
     no `blocks` every query is dense. `out` gets zeros for padding.
 
     Where `local_blocks` is not 0, every list of as many blocks as fit into it holds the first `init_blocks` blocks and
-    the last `local_blocks`, the query's own the last of them; those are read once for several tokens of a sequence.
+    the last `local_blocks`, the query's own the last of them; those are read once for several tokens of a sequence. (Steps
+    of models do not ask for it: where it was measured it was slower, see docs/gpu_runs.md.)
     """
 
     out: DeviceArray  # [T, H, D]
