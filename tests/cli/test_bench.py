@@ -212,11 +212,11 @@ def test_a_load_is_refused_or_says_how_the_context_cut_it(edgectl, daemon, tmp_p
     assert result.code == 0, result.err
     assert "cut to the context" not in result.out
     result = edgectl(
-        "bench", *address, "-n", "2", "--prompt-tokens", "lognormal:3000:0.1", "--output-tokens", "1",
+        "bench", *address, "-n", "1", "--prompt-tokens", "lognormal:3000:0.1", "--output-tokens", "1",
         "--json", tmp_path / "cut.json", timeout=240,
     )  # fmt: skip
     assert result.code == 0, result.err
-    said = "2 of 2 requests were cut to the context of"
+    said = "1 of 1 requests were cut to the context of"
     assert said in result.out
     assert said in result.err
     assert said in json.loads((tmp_path / "cut.json").read_text())["notices"][0]

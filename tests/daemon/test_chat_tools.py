@@ -91,9 +91,13 @@ def rendered(daemon, messages, **options) -> str:
     return response.rendered
 
 
+@pytest.fixture(scope="module")
+def reference(folder):
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
 @pytest.mark.parametrize("thinking", [None, True, False])
-def test_the_prompt_is_what_transformers_makes(folder, tool_daemon, tool_client, thinking):
-    reference = transformers.AutoTokenizer.from_pretrained(folder)
+def test_the_prompt_is_what_transformers_makes(reference, tool_daemon, tool_client, thinking):
     arguments = {} if thinking is None else {"enable_thinking": thinking}
     expected = reference.apply_chat_template(
         CHAT, tools=[WEATHER], tokenize=False, add_generation_prompt=True, **arguments
