@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from fixtures.daemon import DaemonProcess, demo_configuration
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
@@ -21,16 +22,28 @@ from edged.v1 import control_pb2
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
-def test_status_says_everything(daemon, client):
-    status = client.status()
+@pytest.fixture(scope="module")
+def started(demo_model):
+    """A daemon whose process has loaded what it loads, and no more."""
+    process = DaemonProcess(demo_configuration(demo_model), program=("-m", "edged"))
+    try:
+        yield process.wait_ready()
+        assert process.stop() == 0, process.log()
+    finally:
+        process.close()
+
+
+def test_status_says_everything(started):
+    with started.client() as client:
+        status = client.status()
     assert status.state == control_pb2.STATE_SERVING
     assert status.version == __version__
-    assert status.daemon_pid == daemon.process.pid
+    assert status.daemon_pid == started.process.pid
     assert Path(f"/proc/{status.engine_pid}/cmdline").read_text().count("edged.worker.engine") == 1
     assert status.uptime_seconds > 0
     assert status.engine_restarts == 0
     assert status.last_error == ""
-    assert status.addresses[0] == daemon.address
+    assert status.addresses[0] == started.address
     (model,) = status.models
     assert (model.name, model.executor, model.device, model.dtype) == ("smollm", "torch", "cpu", "float32")
     assert (model.context_length, model.max_sequences) == (1024, 8)
@@ -104,12 +117,13 @@ def test_reflection_describes_the_api(daemon):
         assert service.methods_by_name["Generate"].input_type.fields_by_name["sampling"].number == 5
 
 
-def test_the_daemon_process_holds_no_torch(daemon, client):
-    libraries = Path(f"/proc/{daemon.process.pid}/maps").read_text()
+def test_the_daemon_process_holds_no_torch(started):
+    libraries = Path(f"/proc/{started.process.pid}/maps").read_text()
     assert "tokenizers" in libraries  # the file says what is loaded
     for name in ("torch", "nvinfer", "pycuda", "libcuda"):
         assert name not in libraries
-    assert "libtorch" in Path(f"/proc/{client.status().engine_pid}/maps").read_text()
+    with started.client() as client:
+        assert "libtorch" in Path(f"/proc/{client.status().engine_pid}/maps").read_text()
 
 
 def test_the_daemon_gives_way_to_the_engine(daemon, client):
