@@ -81,7 +81,10 @@ def command(
         ),
     ] = 0,
     threads: Annotated[
-        int, typer.Option("--threads", metavar="N", help="CPU threads.", show_default="every core", min=0)
+        int,
+        typer.Option(
+            "--threads", metavar="N", help="CPU threads.", show_default="every core", min=0, max=1024
+        ),
     ] = 0,
 ) -> int:
     """Make a draft for speculative decoding (EAGLE).

@@ -14,6 +14,8 @@ from edged.errors import EdgedError, InvalidArgumentError
 _TERNARY = "ternary-pack"
 _METHODS = ("rtn", "gptq", "p-gptq", "awq-gptq", _TERNARY)
 _ROW = "row"
+_DIGITS = 10
+"""A group of as many digits is wider than any linear; int() itself refuses some thousands."""
 _CALIBRATION = "calibration"
 _OPTIONS = {
     "sequence_length": "--sequence-length",
@@ -107,7 +109,10 @@ def command(
     ] = "",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu or cuda.")] = "cpu",
     threads: Annotated[
-        int, typer.Option("--threads", metavar="N", help="CPU threads.", show_default="every core", min=0)
+        int,
+        typer.Option(
+            "--threads", metavar="N", help="CPU threads.", show_default="every core", min=0, max=1024
+        ),
     ] = 0,
     overwrite: Annotated[
         bool,
@@ -128,7 +133,7 @@ def command(
         raise typer.BadParameter(f"{method!r} is not one of {', '.join(_METHODS)}", param_hint="'--method'")
     if head not in ("keep", "quantize"):
         raise typer.BadParameter(f"{head!r} is not keep or quantize", param_hint="'--lm-head'")
-    if group and group != _ROW and not group.isdecimal():
+    if group and group != _ROW and not (group.isdecimal() and len(group) < _DIGITS):
         raise typer.BadParameter(f"{group!r} is no whole number, nor {_ROW}", param_hint="'--group'")
     source, destination = source.expanduser(), destination.expanduser()
     try:

@@ -68,10 +68,8 @@ def read_documents(path: Path, *, lines: bool = False) -> list[str]:
             f"{path}: is not UTF-8 at byte {error.start}; convert it (iconv -t UTF-8) or give another file",
             field=FIELD,
         ) from None
-    if path.suffix == ".jsonl":
-        found = list(_json_lines(path, text))
-    else:
-        found = text.splitlines() if lines else [text]
+    whole = _lines(text) if lines else [text]
+    found = list(_json_lines(path, text)) if path.suffix == ".jsonl" else whole
     documents = [each for each in found if each.strip()]
     if not documents:
         raise InvalidArgumentError(
@@ -140,7 +138,7 @@ def cut_sequences(
 
 
 def _json_lines(path: Path, text: str) -> Iterator[str]:
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(_lines(text), 1):
         if not line.strip():
             continue
         try:
@@ -149,4 +147,18 @@ def _json_lines(path: Path, text: str) -> Iterator[str]:
             document = None
         if not isinstance(document, str):
             raise InvalidArgumentError(f'{path}: line {number} is no JSON object with a "text"', field=FIELD)
+        try:
+            document.encode("utf-8")
+        except UnicodeEncodeError as error:
+            half = ord(document[error.start])
+            raise InvalidArgumentError(
+                f"{path}: line {number} holds \\u{half:04x}, half of a surrogate pair, which is no character; write both halves "
+                "or leave it out",
+                field=FIELD,
+            ) from None
         yield document
+
+
+def _lines(text: str) -> list[str]:
+    """Lines as files and JSON Lines have them: splitlines() would cut at characters that JSON holds as they are, too."""
+    return [line.removesuffix("\r") for line in text.split("\n")]

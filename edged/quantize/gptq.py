@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from edged.errors import CheckpointError
 from edged.quantize.grid import Grid, find_grid, round_to_grid, widen
 from edged.quantize.recipe import FREE, PLAIN, RTN
+from edged.quantize.state import SourceError
 
 if TYPE_CHECKING:
     from edged.quantize.recipe import Recipe
@@ -85,10 +85,10 @@ def quantize_weight(
         left_out: What positions that the Hessian leaves out would add to its diagonal, ``[K]``.
 
     Raises:
-        CheckpointError: The weight or its inputs hold NaN or infinity, or weights that float16 scales do not reach.
+        SourceError: The weight or its inputs hold NaN or infinity, or weights that float16 scales do not reach.
     """
     if not bool(weight.isfinite().all()):
-        raise CheckpointError(f"{where}: the weights hold NaN or infinity; {_SOURCE}")
+        raise SourceError(f"{where}: the weights hold NaN or infinity; {_SOURCE}")
     group = recipe.group_of(weight.shape[1])
     if hessian is None or recipe.method == RTN:
         result = _round(weight, group, symmetric=recipe.symmetric)
@@ -97,7 +97,7 @@ def quantize_weight(
             hessian.diagonal().add_(torch.minimum(left_out, _KEPT * hessian.diagonal().mean()))
         result = _solve(weight, hessian, group, recipe, where)
     if not bool(result.grid.scales.isfinite().all()):
-        raise CheckpointError(
+        raise SourceError(
             f"{where}: holds weights that 4 bits with a float16 scale cannot, above half a million; download the source again"
         )
     return result
@@ -117,7 +117,7 @@ def _solve(
     inputs = weight.shape[1]
     diagonal = hessian.diagonal()
     if not bool(diagonal.isfinite().all()):
-        raise CheckpointError(f"{where}: its inputs hold NaN or infinity; {_SOURCE}")
+        raise SourceError(f"{where}: its inputs hold NaN or infinity; {_SOURCE}")
     # An input that the calibration never moves is rounded by itself.
     diagonal.masked_fill_(diagonal == 0, 1.0)
     order = torch.arange(inputs, device=weight.device)
@@ -205,7 +205,7 @@ def _inverse_factor(hessian: torch.Tensor, damping: float, where: str) -> torch.
     """The upper Cholesky factor of the inverse of the damped Hessian, ``[K, K]``."""
     mean = hessian.diagonal().mean()
     if not bool(mean.isfinite()) or not bool(hessian.isfinite().all()):
-        raise CheckpointError(f"{where}: its inputs hold NaN or infinity; {_SOURCE}")
+        raise SourceError(f"{where}: its inputs hold NaN or infinity; {_SOURCE}")
     while True:
         damped = hessian.clone()
         damped.diagonal().add_(damping * mean)
@@ -217,7 +217,7 @@ def _inverse_factor(hessian: torch.Tensor, damping: float, where: str) -> torch.
             if not int(fault) and bool(upper.isfinite().all()):
                 return upper
         if damping >= _MOST_DAMPING:
-            raise CheckpointError(
+            raise SourceError(
                 f"{where}: the Hessian of its inputs has no inverse, however damped; give more or other calibration text"
             )
         damping = min(10 * damping, _MOST_DAMPING)

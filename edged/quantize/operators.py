@@ -20,6 +20,7 @@ from edged.models.weights import HEAD
 from edged.quantize.gptq import quantize_weight
 from edged.quantize.gptq_files import module_tensors
 from edged.quantize.smoothing import find_scales
+from edged.quantize.state import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -264,7 +265,7 @@ class CalibrationOperators:
             left_out += every[:, : self._recipe.skipped].square().sum(dim=(0, 1))
             count += len(rows)
         if not bool((activation + left_out).isfinite().all()):
-            raise CheckpointError(
+            raise SourceError(
                 f"{name}: its inputs hold NaN or infinity; download or convert the source again (bfloat16 or "
                 "float32 hold what float16 cannot)"
             )
@@ -276,7 +277,7 @@ class CalibrationOperators:
         rows = scales.view(-1, ties_to, a.head_dim)[:, 0].reshape(-1) if ties_to > 1 else scales
         held = made.weight.divide_rows(start, rows)
         if not bool(held):
-            raise CheckpointError(
+            raise SourceError(
                 f"{made.spec.name}: its scales leave the range of float16 when they are smoothed"
             )
         for spec in self._biases(made.spec.name):

@@ -23,14 +23,15 @@ from edged.checkpoint.safetensors_files import SINGLE_FILE, WeightFiles
 from edged.checkpoint.safetensors_header import TensorSpec
 from edged.checkpoint.safetensors_writer import SafetensorsWriter
 from edged.checkpoint.tokenizer import Tokenizer
-from edged.errors import CheckpointError, InvalidArgumentError
+from edged.errors import InvalidArgumentError
 from edged.models.architecture import Architecture
 from edged.models.decoder import Decoder
 from edged.quantize.calibration import Calibration, cut_sequences
+from edged.quantize.checks import check_length, check_words
 from edged.quantize.gptq import quantize_weight
 from edged.quantize.gptq_files import module_specs, module_tensors, quantization_config
 from edged.quantize.operators import CalibrationOperators
-from edged.quantize.source import DTYPES, Source
+from edged.quantize.source import Source
 from edged.quantize.state import State
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 
 SEQUENCES, LENGTH = 128, 512
 """How much calibration is used where nothing else is asked for."""
-DEVICES = ("cpu", "cuda")
 
 
 def prepare_calibration(
@@ -64,11 +64,7 @@ def prepare_calibration(
         InvalidArgumentError: Too little text, or sequences longer than the model has positions.
     """
     architecture = Architecture.read(source)
-    if length > architecture.max_position:
-        raise InvalidArgumentError(
-            f"sequences of {length} tokens: the model has {architecture.max_position} positions",
-            field="sequence_length",
-        )
+    check_length(architecture, length)
     tokenizer = Tokenizer.load(source)
     tokenizer.check_embedding(architecture.vocabulary)
     least = max(architecture.hidden, architecture.q_width, architecture.intermediate)
@@ -106,18 +102,17 @@ def quantize(
         InvalidArgumentError: The recipe does not fit the model.
     """
     source, destination = absolute(source), absolute(destination)
-    if dtype and dtype not in DTYPES:
-        raise InvalidArgumentError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}", field="dtype")
     if recipe.calibrated and calibration is None:
         raise InvalidArgumentError(f"{recipe.method} needs calibration text", field="calibration")
-    if calibration is not None and recipe.skipped >= calibration.sequences.shape[1]:
-        raise InvalidArgumentError(
-            f"skip_first {recipe.skipped} leaves nothing of sequences of {calibration.sequences.shape[1]} tokens",
-            field="skip_first",
-        )
-    if source.resolve() == destination.resolve():
-        raise CheckpointError(f"{source}: is the destination too; choose another destination")
-    chosen = _device(device)
+    check_words(
+        source,
+        destination,
+        recipe,
+        dtype=dtype,
+        device=device,
+        length=None if calibration is None else calibration.sequences.shape[1],
+    )
+    chosen = torch.device(device)
     report = progress or _silent
     with WeightFiles.open(source) as files:
         dense = Source(files, Architecture.read(source), dtype)
@@ -126,7 +121,12 @@ def quantize(
         if State.finish_published(destination, request):
             return
         check_destination(destination, overwrite=overwrite)
-        with State.open(destination, request, _state_bytes(dense, recipe, calibration)) as state:
+        dense.check_wide(recipe.covers)
+        specs = _specs(dense, recipe)
+        result_bytes = sum(spec.nbytes for spec in specs)
+        with State.open(
+            destination, request, _state_bytes(dense, recipe, calibration), result_bytes
+        ) as state:
             total = sum(recipe.covers(spec) for spec in dense.specs)
 
             def done(name: str, count: int) -> None:
@@ -146,8 +146,7 @@ def quantize(
             config["quantization_config"] = quantization_config(recipe)
             if dtype:
                 config.update(dict.fromkeys({"torch_dtype", *({"dtype"} & {*config})}, dtype))
-            specs = _specs(dense, recipe)
-            with new_folder(destination, sum(spec.nbytes for spec in specs)) as folder:
+            with new_folder(destination, result_bytes) as folder:
                 copy_small_files(source, folder)
                 write_json(folder / CONFIG_FILE, config)
                 _write_weights(folder / SINGLE_FILE, specs, _content(dense, recipe, state), report)
@@ -225,7 +224,7 @@ def _state_bytes(dense: Source, recipe: Recipe, calibration: Calibration | None)
         for part in each.sources
         for spec in module_specs(part.module, part.shape[0], each.shape[1], recipe.group_of(each.shape[1]))
     )
-    if calibration is None:
+    if calibration is None or not recipe.calibrated:
         return packed
     return packed + 8 * calibration.sequences.size * dense.architecture.hidden
 
@@ -245,14 +244,6 @@ def _request(
         "calibration": None if calibration is None or not recipe.calibrated else calibration.digest,
         "dtype": dtype,
     }
-
-
-def _device(name: str) -> torch.device:
-    if name not in DEVICES:
-        raise InvalidArgumentError(f"device {name!r} is not one of {', '.join(DEVICES)}", field="device")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InvalidArgumentError("device cuda: torch finds no CUDA device here", field="device")
-    return torch.device(name)
 
 
 def _silent(_what: str, _done: int, _total: int) -> None:

@@ -11,9 +11,11 @@ from edged.checkpoint.safetensors_writer import bfloat16_bits
 from edged.errors import CheckpointError
 from edged.models.checkpoint import CheckpointPlan
 from edged.models.weights import weight_specs
+from edged.quantize.state import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from edged.checkpoint.safetensors_files import WeightFiles
     from edged.models.architecture import Architecture
@@ -103,7 +105,7 @@ class Source:
         """A tensor that is not quantized, piece by piece in the type that it is written in.
 
         Raises:
-            CheckpointError: It holds what that type cannot.
+            SourceError: It holds NaN, infinity, or what that type cannot.
         """
         kind = self.kind(name)
         if name in self._changed:
@@ -116,12 +118,25 @@ class Source:
             raw = np.empty(min(step, info.nbytes - start), np.uint8)
             self.files.read_into(name, raw.data, start)
             values = torch.from_numpy(raw).view(_TORCH[info.dtype])
+            _check_finite(values, info.file, name)
             written = values.to(_TORCH[kind])
-            if bool((written.isfinite() != values.isfinite()).any()):
-                raise CheckpointError(
+            if not bool(written.isfinite().all()):
+                raise SourceError(
                     f"{info.file}: tensor {name!r} holds values that {kind} cannot; choose bfloat16 or float32"
                 )
             yield _bits(written)
+
+    def check_wide(self, quantized: Callable[[WeightSpec], bool]) -> None:
+        """Read what is not quantized, before any work is put into the rest.
+
+        Raises:
+            SourceError: A tensor holds NaN, infinity, or what the type that it is to be written in cannot.
+        """
+        for spec in self.specs:
+            if not quantized(spec):
+                for part in spec.sources:
+                    for _ in self.pieces(part.name):
+                        pass
 
     def _part(self, source: WeightSource) -> torch.Tensor:
         if source.name in self._changed:
@@ -137,11 +152,15 @@ class Source:
             name, stored.view(-1).view(torch.uint8).numpy().data, first * stored[0].nbytes if first else 0
         )
         rows.copy_(stored)
-        if not bool(rows.isfinite().all()):
-            raise CheckpointError(
-                f"{info.file}: tensor {name!r} holds NaN or infinity; download or convert the source again (bfloat16 or float32 "
-                "hold what float16 cannot)"
-            )
+        _check_finite(rows, info.file, name)
+
+
+def _check_finite(values: torch.Tensor, file: Path, name: str) -> None:
+    if not bool(values.isfinite().all()):
+        raise SourceError(
+            f"{file}: tensor {name!r} holds NaN or infinity; download or convert the source again (bfloat16 or float32 hold "
+            "what float16 cannot)"
+        )
 
 
 def encode(vector: torch.Tensor, kind: str) -> tuple[str, np.ndarray[Any, Any]]:

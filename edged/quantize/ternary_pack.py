@@ -60,8 +60,8 @@ def pack_ternary(
         finish: Called with the complete folder before it takes its place; what it raises ends the work.
 
     Raises:
-        CheckpointError: The weights are not ternary, with the share of groups that are not; the model is refused; the
-            destination is taken; the disk is too small. Nothing was written.
+        CheckpointError: The weights are not ternary, with the share of groups that are not; the model is refused, or holds
+            NaN or infinity; the destination is taken; the disk is too small. Nothing was written.
         InvalidArgumentError: An unknown ``dtype``.
     """
     source, destination = absolute(source), absolute(destination)
@@ -73,6 +73,7 @@ def pack_ternary(
     report = progress or _silent
     with WeightFiles.open(source) as files:
         dense = Source(files, Architecture.read(source), dtype)
+        dense.check_wide(is_packed)
         group = find_group(dense, report)
         specs = list(_specs(dense, group))
         total = sum(spec.nbytes for spec in specs)

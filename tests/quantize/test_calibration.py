@@ -90,3 +90,23 @@ def test_the_built_in_text_is_english_chinese_and_code(tokenizer):
     assert "def " in document
     assert "模型" in document
     assert len(tokenizer.encode(document)) > 7000
+
+
+def test_lines_end_at_line_feeds_alone(tmp_path):
+    inside = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg"
+    path = tmp_path / "a.txt"
+    path.write_bytes(f"{inside}\r\nz\n".encode())
+    assert read_documents(path, lines=True) == [inside, "z"]
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a\u2028b"}\n{"text": "c"}\n', encoding="utf-8")
+    assert read_documents(path) == ["a\u2028b", "c"]
+
+
+def test_half_a_surrogate_pair_is_named_with_its_line(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a"}\n{"text": "b\\ud800"}\n')
+    with pytest.raises(
+        InvalidArgumentError, match=r"line 2 holds \\ud800, half of a surrogate pair"
+    ) as caught:
+        read_documents(path)
+    assert caught.value.field == "calibration"

@@ -77,6 +77,8 @@ def test_calibration_text_that_cannot_be_is_a_file_at_fault(edgectl, dense, tmp_
             "group 128 does not divide the 64 input channels of layers.0.qkv; groups of 32 do",
         ),
         (("--group", "12"), "group 12 is not a multiple of 8"),
+        (("--threads", "1025"), "should be less than or equal to 1024"),
+        (("--group", "9" * 5000), "is no whole number, nor row"),
         (("--group", "many"), "'many' is no whole number, nor row"),
         (("--method", "best"), "'best' is not one of rtn, gptq, p-gptq, awq-gptq, ternary-pack"),
         (("--act-order", "up"), "'up' is not one of static, free, none"),
@@ -100,6 +102,8 @@ def test_options_that_cannot_be_are_refused_by_name(edgectl, dense, text, option
 @pytest.mark.parametrize(
     ("fault", "where"),
     [
+        (("embed_tokens", np.nan), "'model.embed_tokens.weight' holds NaN or infinity"),
+        (("norm", np.inf), "'model.norm.weight' holds NaN or infinity"),
         (("layers.1.post_attention_layernorm", 3e38), "layers.1.gate_up: its inputs hold NaN or infinity"),
         (
             ("layers.2.self_attn.v_proj", np.inf),
@@ -120,4 +124,11 @@ def test_infinity_names_the_layer_and_leaves_no_folder(edgectl, dense, text, fau
     assert code == ExitCode.FILE
     assert where in said
     assert "download or convert the source again" in said
-    assert not Path("q").exists()
+    assert not [path for path in Path.cwd().iterdir() if path.is_dir() and path != source.absolute()]
+
+
+@pytest.mark.parametrize("destination", ["/proc/q", "/proc/none/q"])
+def test_a_place_where_no_folder_can_be_is_refused(edgectl, dense, destination):
+    code, said = edgectl("quantize", dense, destination, "-m", "rtn", "-g", "32")
+    assert code == ExitCode.FILE
+    assert "cannot be" in said
