@@ -178,6 +178,7 @@ def _quantize(
     import torch  # noqa: PLC0415
 
     from edged.quantize.calibration import read_documents, trial_documents  # noqa: PLC0415
+    from edged.quantize.checks import check_request  # noqa: PLC0415
     from edged.quantize.recipe import Recipe  # noqa: PLC0415
     from edged.quantize.run import prepare_calibration, quantize  # noqa: PLC0415
 
@@ -185,6 +186,7 @@ def _quantize(
         torch.set_num_threads(threads)
     file, lines, sequences, length = text
     chosen = Recipe(**recipe)
+    check_request(source, destination, chosen, length=length, **options)
     calibration = None
     if chosen.calibrated:
         if file is None:

@@ -132,3 +132,11 @@ def test_a_place_where_no_folder_can_be_is_refused(edgectl, dense, destination):
     code, said = edgectl("quantize", dense, destination, "-m", "rtn", "-g", "32")
     assert code == ExitCode.FILE
     assert "cannot be" in said
+
+
+def test_a_destination_that_is_taken_is_said_before_text_is_read(edgectl, dense, tmp_path):
+    (tmp_path / "q").mkdir()
+    (tmp_path / "q/a").touch()
+    code, said = edgectl("quantize", dense, "q", "--calibration", "missing", *SMALL)
+    assert code == ExitCode.FILE
+    assert "is not empty" in said

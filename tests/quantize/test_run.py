@@ -302,3 +302,23 @@ def test_what_stays_wide_takes_another_type(folders, tmp_path):
     for name, tensor in found.items():
         if name in before:
             assert torch.equal(tensor, before[name].bfloat16())
+
+
+def test_hidden_states_have_their_room_before_they_are_mapped(tmp_path):
+    with State.open(tmp_path / "q", {}, 0) as state, state.write_hidden(0, (64, 1024)):
+        (partial,) = state.folder.glob("*.partial")
+        assert partial.stat().st_blocks * 512 >= 4 * 64 * 1024
+
+
+def test_no_room_for_hidden_states_is_told_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with (
+        pytest.raises(CheckpointError, match="cannot be written: No space left on device"),
+        State.open(tmp_path / "new/q", {}, 0) as state,
+        state.write_hidden(0, (2, 8)),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
