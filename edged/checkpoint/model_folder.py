@@ -213,6 +213,13 @@ def make_parents(parent: Path) -> list[Path]:
         parent = missing[-1] if missing else parent
         parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
+        dangling = next(
+            (each for each in (parent, *parent.parents) if each.is_symlink() and not each.exists()), None
+        )
+        if dangling is not None:
+            raise CheckpointError(
+                f"{dangling}: is a link to {dangling.readlink()}, which is missing; make that folder, or name another"
+            ) from error
         raise CheckpointError(f"{parent}: cannot be made: {error.strerror}") from error
     return missing
 

@@ -18,7 +18,7 @@ from edged.checkpoint import model_folder
 from edged.checkpoint.folder_import import import_folder, normalized_config
 from edged.checkpoint.folder_record import FolderRecord, model_key, record_folder
 from edged.checkpoint.model_files import choose_files, choose_gguf
-from edged.checkpoint.model_folder import new_folder, publish, remove_stale
+from edged.checkpoint.model_folder import make_parents, new_folder, publish, remove_stale
 from edged.errors import CheckpointError
 
 ROOT = Path(__file__).parents[2]
@@ -258,3 +258,10 @@ def test_the_key_of_a_model_follows_its_weights_and_configuration(write_model: A
 def test_a_record_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "edged.json").write_text(text)
     assert FolderRecord.read(tmp_path) is None
+
+
+def test_a_parent_that_is_a_link_to_something_missing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    for parent in (tmp_path / "link", tmp_path / "link" / "deeper"):
+        with pytest.raises(CheckpointError, match=r"link: is a link to .*gone, which is missing"):
+            make_parents(parent)
