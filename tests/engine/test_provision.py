@@ -87,13 +87,21 @@ def test_an_engine_is_built_once_then_found(tmp_path: Path) -> None:
 
 def test_two_processes_at_once_build_one_engine(tmp_path: Path) -> None:
     tensorrt_rtx()
-    children = [start(tmp_path), start(tmp_path)]
-    results = [child.communicate(timeout=120) for child in children]
-    assert [child.returncode for child in children] == [0, 0], results
-    ends = sorted(out.splitlines()[-1] for out, _ in results)
-    assert [end.split()[0] for end in ends] == ["built", "found"]
-    assert ends[0].split()[1] == ends[1].split()[1]
-    assert any("waiting for another build of it" in out for out, _ in results)
+    first = start(tmp_path)
+    wait_for(first, 0)
+    # Until the other one has seen it: else the build may have ended by then.
+    first.send_signal(signal.SIGSTOP)
+    second = start(tmp_path)
+    try:
+        assert second.stdout is not None
+        assert any("waiting for another build of it" in line for line in second.stdout)
+    finally:
+        first.send_signal(signal.SIGCONT)
+    results = [child.communicate(timeout=120) for child in (first, second)]
+    assert [first.returncode, second.returncode] == [0, 0], results
+    ends = [out.splitlines()[-1].split() for out, _ in results]
+    assert [end[0] for end in ends] == ["built", "found"]
+    assert ends[0][1] == ends[1][1]
 
 
 def test_a_wait_for_another_build_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
