@@ -46,9 +46,9 @@ def test_status_says_everything(started):
     assert status.addresses[0] == started.address
     (model,) = status.models
     assert (model.name, model.executor, model.device, model.dtype) == ("smollm", "torch", "cpu", "float32")
-    assert (model.context_length, model.max_sequences) == (1024, 8)
+    assert (model.context_length, model.max_sequences) == (1024, 4)
     assert model.state == control_pb2.STATE_SERVING
-    assert model.pages >= 8 * 1024 // 64
+    assert model.pages >= 4 * 1024 // 64
     assert model.loading == ""
 
 

@@ -66,7 +66,7 @@ class Watcher:
 
 
 def test_a_killed_engine_comes_back(start_daemon):
-    daemon = start_daemon(forked=False)
+    daemon = start_daemon()
     watchers = [Watcher(daemon, service) for service in ("", "edged.v1.Inference", "model/smollm")]
     with daemon.client() as client, daemon.client(wait_for_ready=True) as patient:
         streams = [iter(client.generate(STORY, max_tokens=900, **LONG)) for _ in range(3)]
