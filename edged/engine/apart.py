@@ -6,7 +6,6 @@ of it back, and takes nobody with it. It may be killed at any moment: the store 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from edged.config import ModelConfig  # noqa: TC001 - msgspec reads the annotati
 from edged.engine.entries import load_engine
 from edged.engine.manifest import DamagedError
 from edged.errors import CancelledError, EdgedError, InternalError, UnavailableError
+from edged.parent_death import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     Progress = Callable[[str, int, int], None]
 
 _POLL_SECONDS = 0.1
-_PR_SET_PDEATHSIG = 1
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -202,7 +201,8 @@ def main(arguments: list[str]) -> int:
     from edged.engine.provision import provide_model  # noqa: PLC0415 - the parent must not load it
     from edged.engine.store import EngineStore  # noqa: PLC0415
 
-    _end_with(int(arguments[1]))
+    # TensorRT may time a layer for long before it reports a step, and an orphan would keep the GPU and the lock until then.
+    die_with_parent(int(arguments[1]))
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order, dec_hook=_decode_path)
     with os.fdopen(int(arguments[0]), "wb", buffering=0) as pipe:
 
@@ -222,19 +222,6 @@ def main(arguments: list[str]) -> int:
         else:
             say(Provided(str(engine.folder), built))
     return 0
-
-
-def _end_with(parent: int) -> None:
-    """Have the kernel end this process with the one that waits for it.
-
-    TensorRT may time a layer for long before it reports a step, and an orphan would keep the GPU and the lock until then.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:
-        raise SystemExit(1)
 
 
 def _decode_path(kind: type, value: Any) -> Any:  # noqa: ANN401 - msgspec's hook

@@ -8,7 +8,6 @@ after a fault, which EngineFailed has described if the channel still stood; 2 if
 from __future__ import annotations
 
 import argparse
-import ctypes
 import faulthandler
 import os
 import signal
@@ -21,6 +20,7 @@ from edged.decoding.detokenizer import TokenTexts
 from edged.errors import Code, EdgedError, InternalError, UnavailableError
 from edged.executor.base import Executor
 from edged.log import configure, get_logger
+from edged.parent_death import die_with_parent
 from edged.worker.channel import ChannelClosedError, EngineChannel
 from edged.worker.loading import load_executor, load_texts
 from edged.worker.loop import EngineLoop
@@ -29,7 +29,6 @@ from edged.worker.model_loader import ModelLoader, settle
 from edged.worker.priority import take_way
 from edged.worker.runner import ModelRunner  # noqa: TC001 - as the other imports of a process
 
-_PR_SET_PDEATHSIG = 1
 _log = get_logger("engine")
 
 LoadExecutor = Callable[[ModelConfig], tuple[str, Executor]]
@@ -112,20 +111,6 @@ def _load_models(channel: EngineChannel, loader: ModelLoader, names: Iterable[st
     channel.send(Ready(tuple(runner.report() for runner in runners)))
     channel.flush()
     return runners
-
-
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent ends, and end now if it has ended already.
-
-    Args:
-        parent: Process id of the daemon.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:
-        raise SystemExit(0)
 
 
 def main(arguments: list[str] | None = None) -> int:

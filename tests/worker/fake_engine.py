@@ -19,7 +19,8 @@ from fake_executor import FakeExecutor
 
 from edged import errors
 from edged.executor.base import ExecutorLimits
-from edged.worker.engine import die_with_parent, serve
+from edged.parent_death import die_with_parent
+from edged.worker.engine import serve
 from edged.worker.runner import ModelRunner
 
 VOCABULARY = 97

@@ -15,7 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from fake_engine import Letters
 
-from edged.worker.engine import die_with_parent, serve
+from edged.parent_death import die_with_parent
+from edged.worker.engine import serve
 
 
 def main():
