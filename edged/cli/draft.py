@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from edged.cli.exit_codes import ExitCode
+from edged.cli.options import ThreadsOption
 from edged.cli.progress import ProgressBars
 from edged.cli.terminal import note, say_error
 from edged.errors import EdgedError, InvalidArgumentError
@@ -80,12 +81,7 @@ def command(
             "--size", metavar="N", help="rank: tokens of the map.", show_default="a quarter of all", min=0
         ),
     ] = 0,
-    threads: Annotated[
-        int,
-        typer.Option(
-            "--threads", metavar="N", help="CPU threads.", show_default="every core", min=0, max=1024
-        ),
-    ] = 0,
+    threads: ThreadsOption = 0,
 ) -> int:
     """Make a draft for speculative decoding (EAGLE).
 

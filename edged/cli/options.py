@@ -70,6 +70,10 @@ ModelOption = Annotated[
         show_default=False,
     ),
 ]
+ThreadsOption = Annotated[
+    int,
+    typer.Option("--threads", metavar="N", help="CPU threads.", show_default="every core", min=0, max=1024),
+]
 WaitOption = Annotated[
     float | None,
     typer.Option("--wait", metavar="DURATION", parser=duration, help=_WAIT_HELP, show_default=False),

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from edged.cli.exit_codes import ExitCode
+from edged.cli.options import ThreadsOption
 from edged.cli.progress import ProgressBars
 from edged.cli.terminal import note, say_error
 from edged.errors import EdgedError, InvalidArgumentError
@@ -108,12 +109,7 @@ def command(
         ),
     ] = "",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu or cuda.")] = "cpu",
-    threads: Annotated[
-        int,
-        typer.Option(
-            "--threads", metavar="N", help="CPU threads.", show_default="every core", min=0, max=1024
-        ),
-    ] = 0,
+    threads: ThreadsOption = 0,
     overwrite: Annotated[
         bool,
         typer.Option(

@@ -51,9 +51,8 @@ class HostWeights:
         size = total_bytes(held)
         with tempfile.TemporaryFile(dir=where) as file:
             try:
-                os.posix_fallocate(
-                    file.fileno(), 0, size
-                )  # written through a map, a full disk would end the process
+                # Written through a map, a full disk would end the process.
+                os.posix_fallocate(file.fileno(), 0, size)
             except OSError as error:
                 raise ResourceExhaustedError(
                     f"no room for {format_size(size)} of weights in {where} while they are put into the engine "

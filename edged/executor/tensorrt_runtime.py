@@ -97,7 +97,7 @@ class Runtime(Protocol):
             stream: Handle of the stream that its contexts will run on.
 
         Raises:
-                FailedPreconditionError: The plan is another TensorRT's, another GPU's or other plugins', or TensorRT refuses it;
+            FailedPreconditionError: The plan is another TensorRT's, another GPU's or other plugins', or TensorRT refuses it;
                 says why.
         """
 
