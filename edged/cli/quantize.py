@@ -26,7 +26,25 @@ _OPTIONS = {
 }
 
 
+_FOR_ACTIVATIONS = (
+    "calibration",
+    "lines",
+    "sequences",
+    "length",
+    "act_order",
+    "damping",
+    "skip_first",
+)
+_FOR_FOUR_BITS = (*_FOR_ACTIVATIONS, "group", "symmetric", "head", "device", "threads")
+_IDLE = {
+    "rtn": (_FOR_ACTIVATIONS, "which rounds each weight by itself"),
+    _TERNARY: (_FOR_FOUR_BITS, "which finds everything in the weights"),
+}
+"""Options that a method does not look at, by their parameters, and why."""
+
+
 def command(
+    context: typer.Context,
     source: Annotated[Path, typer.Argument(metavar="SRC", help="A model folder that is not quantized.")],
     destination: Annotated[Path, typer.Argument(metavar="DEST", help="The folder to make.")],
     *,
@@ -65,7 +83,7 @@ def command(
             "--group",
             "-g",
             metavar="N",
-            help=f"Input channels that share a scale: 128, 64, 32, or {_ROW} for all. Ternary: found in the weights.",
+            help=f"Input channels that share a scale: 128, 64, 32, or {_ROW} (or 0) for all. Ternary: found in the weights.",
             show_default="128",
         ),
     ] = "",
@@ -131,6 +149,7 @@ def command(
         raise typer.BadParameter(f"{head!r} is not keep or quantize", param_hint="'--lm-head'")
     if group and group != _ROW and not (group.isdecimal() and len(group) < _DIGITS):
         raise typer.BadParameter(f"{group!r} is no whole number, nor {_ROW}", param_hint="'--group'")
+    _refuse_idle_options(context, method)
     source, destination = source.expanduser(), destination.expanduser()
     try:
         if method == _TERNARY:
@@ -159,6 +178,25 @@ def command(
         return ExitCode.FILE
     _say_written(destination)
     return ExitCode.DONE
+
+
+def _refuse_idle_options(context: typer.Context, method: str) -> None:
+    """Refuses what was given and would change nothing: it was meant to.
+
+    Raises:
+        typer.BadParameter: Names the first such option.
+    """
+    idle, why = _IDLE.get(method, ((), ""))
+    for parameter in context.command.params:
+        # (Compared by name: typer brings click's enumeration under a path of its own in some versions.)
+        given = context.get_parameter_source(parameter.name or "")
+        if parameter.name in idle and given is not None and given.name == "COMMANDLINE":
+            flags = "/".join(
+                max(names, key=len) for names in (parameter.opts, parameter.secondary_opts) if names
+            )
+            raise typer.BadParameter(
+                f"it does not apply to --method {method}, {why}; leave it out", param_hint=f"'{flags}'"
+            )
 
 
 def _quantize(

@@ -36,7 +36,8 @@ def edgectl(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("method", ["rtn", "gptq", "p-gptq", "awq-gptq"])
 def test_every_method_writes_a_folder(edgectl, dense, text, tmp_path, method):
-    code, said = edgectl("quantize", dense, "q", "--method", method, "--calibration", text, *SMALL)
+    options = ("--group", "32") if method == "rtn" else ("--calibration", text, *SMALL)
+    code, said = edgectl("quantize", dense, "q", "--method", method, *options)
     assert code == ExitCode.DONE, said
     assert f"wrote {tmp_path / 'q'}" in said or "wrote q" in said
     meta = json.loads((tmp_path / "q/config.json").read_text())["quantization_config"]["meta"]
@@ -96,6 +97,27 @@ def test_options_that_cannot_be_are_refused_by_name(edgectl, dense, text, option
     assert code == ExitCode.USAGE
     assert wanted in said.replace(" │ │ ", " ")
     assert options[0] in said
+    assert not [path for path in Path.cwd().iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "named"),
+    [
+        ("rtn", ("-c", "text"), "--calibration"),
+        ("rtn", ("--sequence-length", "512"), "--sequence-length"),
+        ("rtn", ("--skip-first", "0"), "--skip-first"),
+        ("ternary-pack", ("-g", "128"), "--group"),
+        ("ternary-pack", ("--asym",), "--sym/--asym"),
+        ("ternary-pack", ("--device", "cpu"), "--device"),
+        ("ternary-pack", ("--lines",), "--lines"),
+    ],
+)
+def test_options_that_would_change_nothing_are_refused(edgectl, dense, method, options, named):
+    code, said = edgectl("quantize", dense, "q", "--method", method, *options)
+    assert code == ExitCode.USAGE
+    words = said.replace(" │ │ ", " ")
+    assert f"'{named}'" in words
+    assert f"it does not apply to --method {method}" in words
     assert not [path for path in Path.cwd().iterdir() if path.is_dir()]
 
 
