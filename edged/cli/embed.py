@@ -35,7 +35,7 @@ def command(
     ] = False,
 ) -> None:
     """Print the vector of each text, a line of JSON each. The model must serve embeddings (models[].embeddings)."""
-    given = [line for text in texts for line in (sys.stdin.read().splitlines() if text == "-" else [text])]
+    given = [line for text in texts for line in (_lines_of_stdin() if text == "-" else [text])]
     vectors: list[tuple[float, ...]] = []
     with connect(address) as client:
         for first in range(0, max(len(given), 1), _AT_ONCE):  # of none, too: the daemon says what it takes
@@ -48,3 +48,8 @@ def command(
                     sys.stdout.write(json.dumps(vector) + "\n")
     if as_json:
         sys.stdout.write(json.dumps({"embeddings": vectors}) + "\n")
+
+
+def _lines_of_stdin() -> list[str]:
+    """As files have them: splitlines() would cut at characters that a text may hold, such as U+2028."""
+    return [line.removesuffix("\n") for line in sys.stdin]

@@ -12,6 +12,7 @@ from edged.config import DEFAULT_SOCKET, default_socket
 from edged.errors import InvalidArgumentError, UnreachableError
 
 _CONNECT_SECONDS = 2.0
+_PORT_DIGITS = 5
 
 
 def default_address() -> str:
@@ -57,7 +58,8 @@ class Address:
             self.path = Path(path.replace("///", "/", 1)).absolute()
             return
         host, _, port = text.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        # (int() itself refuses thousands of digits.)
+        if not host or not port.isdecimal() or len(port) > _PORT_DIGITS or not 0 < int(port) < 65536:
             raise InvalidArgumentError(
                 f"the address {text!r} is neither unix:PATH nor HOST:PORT, such as unix:/run/edged/edged.sock or "
                 "127.0.0.1:50051",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 _FEW_ROWS = 16
+_DIGITS = 5
 
 
 class BatchModel:
@@ -155,7 +156,7 @@ def device_of(name: str) -> torch.device:
         UnsupportedError: torch has no such device here.
     """
     kind, _, number = name.partition(":")
-    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
+    if kind not in ("cpu", "cuda") or (number and not (number.isdecimal() and len(number) < _DIGITS)):
         raise InvalidArgumentError(f"device {name!r} is not known: give cpu, cuda or cuda:1", field="device")
     if kind == "cuda" and not int(number or 0) < torch.cuda.device_count():
         raise UnsupportedError(

@@ -61,7 +61,7 @@ def parse_tokens(text: str) -> tuple[list[Token], list[str]]:
     tokens: list[Token] = []
     faults: list[str] = []
     names: set[str] = set()
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         content = line.split("#", 1)[0].strip()
         if not content:
             continue

@@ -296,7 +296,7 @@ def test_doctor_sees_the_daemon(ctl, daemon):
 
 
 def test_embed_prints_a_line_a_text(ctl, client):
-    texts = ["The robot opens the door.", "A second text."]
+    texts = ["The robot opens the door.", "A second\u2028text."]
     result = ctl("embed", *texts)
     assert result.code == 0, result.err
     vectors = [json.loads(line) for line in result.out.splitlines()]

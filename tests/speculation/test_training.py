@@ -256,7 +256,8 @@ def test_edgectl_says_that_there_is_no_gpu(tmp_path, capsys):
     arguments = ["draft", "train", str(model), str(tmp_path / "draft"), "--text", str(tmp_path / "text.txt")]
     assert app([*arguments, "--sequences", "16", "--device", "cuda"], standalone_mode=False) == 5
     assert "finds 0 CUDA devices here" in " ".join(capsys.readouterr().err.split())
-    assert app([*arguments, "--device", "gpu"], standalone_mode=False) == 64
+    for device in ("gpu", "cuda:" + "9" * 5000):
+        assert app([*arguments, "--device", device], standalone_mode=False) == 64
     assert "device 'gpu' is not known" in " ".join(capsys.readouterr().err.split())
 
 
