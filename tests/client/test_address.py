@@ -33,7 +33,8 @@ def test_a_relative_path_is_made_absolute(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "unix:", "localhost", "localhost:", ":50051", "host:port", "h:0", "h:65536", "h:" + "9" * 5000]
+    "text",
+    ["", "unix:", "localhost", "localhost:", ":50051", "host:port", "h:0", "h:65536", "h:" + "9" * 5000],
 )
 def test_malformed(text):
     with pytest.raises(InvalidArgumentError, match="neither unix:PATH nor HOST:PORT"):
