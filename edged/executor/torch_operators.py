@@ -129,7 +129,7 @@ class TorchOperators:
     def linear(self, x: torch.Tensor, layer: Linear[torch.Tensor]) -> torch.Tensor:  # noqa: ARG002 - always the views' input
         """``[rows, in]`` to ``[rows, out]``."""
         views = self._views
-        self._is_gated = views.by_rows and layer.part == "gate_up" and layer.bias is None
+        self._is_gated = views.narrow and layer.part == "gate_up" and layer.bias is None
         if self._is_gated:  # the result of silu_mul, which follows, is made while the product is at hand
             self._linear.gated(views.linears[layer.part], layer, views.activated)
             return views.gate_up
@@ -154,8 +154,8 @@ class TorchOperators:
         if self._is_gated:
             return views.activated
         torch.nn.functional.silu(views.gate, inplace=True)
-        if views.by_rows:
-            return views.activated.copy_(views.gate.mul_(views.up))  # which is narrower
+        if views.narrow:
+            return views.activated.copy_(views.gate.mul_(views.up))
         return torch.mul(views.gate, views.up, out=views.activated)
 
     def needed_rows(self, x: torch.Tensor) -> torch.Tensor:
@@ -180,7 +180,7 @@ class TorchOperators:
             rows = hidden[first : first + self._head_rows]
             views = self._head_views_of(rows.shape[0])
             torch.div(rows, divisor, out=views.x)
-            logits = self._linear.logits(views, head)
+            logits = self._linear(views, head)
             self._consume(first, logits)
         return logits
 
@@ -197,7 +197,15 @@ class TorchOperators:
         """Views for a number of rows; those of small steps, which come again and again, are kept."""
         views = self._step_views.get((rows, prefix))
         if views is None:
-            views = StepViews(self._buffers, self._a, rows, prefix, by_rows=self._linear.wants_rows)
+            linear = self._linear
+            views = StepViews(
+                self._buffers,
+                self._a,
+                rows,
+                prefix,
+                by_rows=linear.wants_rows,
+                narrow=linear.wants_narrow,
+            )
             if rows <= FEATURE_MAJOR_ROWS:
                 self._step_views[rows, prefix] = views
         return views

@@ -43,9 +43,22 @@ def output_view(flat: torch.Tensor, rows: int, width: int) -> torch.Tensor:
     return (feature_major_view if rows <= FEATURE_MAJOR_ROWS else input_view)(flat, rows, width)
 
 
-ROW_CLASSES = (1, 2, 4, 16)
-"""Most rows of the classes for which products are measured: those of one stream, of two, of a few and of many."""
+ROW_CLASSES = (1, 2, 4, 16, FEATURE_MAJOR_ROWS)
+"""Most rows of the classes for which products are measured: those of one stream, of two, of a few, of small trees and of
+large ones."""
 
+MANY_ROWS = len(ROW_CLASSES)
+"""The class of more rows: chunks of prompts."""
+
+PIECE_ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 512)
+"""Rows that oneDNN multiplies at a time. It compiles a product for each shape that it meets and keeps it (some 0.7 MB): a
+number of rows of its own for every chunk and tree would fill the memory."""
+
+_MOST_WASTE = 1 / 3
+"""Of the rows of a piece of many, those that may be multiplied for nothing."""
+
+MOST_CUT_ROWS = 16
+"""Most rows for which products are cut into smaller ones, or turned over."""
 
 _PIECE = 8
 """Most outputs of a piece into which a product of some rows is cut: with sixteen, MKL's fast products end."""
@@ -66,8 +79,47 @@ def product_batches(outputs: int, threads: int, rows: int) -> int:
 
 
 def row_class(rows: int) -> int:
-    """Which of :data:`ROW_CLASSES` so many rows belong to; -1: they are more, or none."""
-    return next((index for index, most in enumerate(ROW_CLASSES) if 0 < rows <= most), -1)
+    """Which of :data:`ROW_CLASSES` so many rows belong to, or :data:`MANY_ROWS`."""
+    return next((index for index, most in enumerate(ROW_CLASSES) if rows <= most), MANY_ROWS)
+
+
+def piece_places(rows: int, room: int) -> list[tuple[int, int]]:
+    """Where pieces of :data:`PIECE_ROWS` begin that cover so many rows, and how long they are.
+
+    The last piece may end behind the rows, or begin before the end of the one before it: a few rows more cost less than
+    another product.
+
+    Args:
+        rows: To cover.
+        room: Rows that there are, whatever those behind the first ``rows`` hold.
+    """
+    places: list[tuple[int, int]] = []
+    start = 0
+    while (rest := rows - start) > 0:
+        least = next((size for size in PIECE_ROWS if size >= rest), 0)
+        if least and (least <= FEATURE_MAJOR_ROWS or least - rest <= least * _MOST_WASTE):
+            if start + least <= room:
+                return [*places, (start, least)]
+            if least <= rows:
+                return [*places, (rows - least, least)]
+        size = next(size for size in reversed(PIECE_ROWS) if size <= rest)
+        places.append((start, size))
+        start += size
+    return places
+
+
+def _pieces_of(x: torch.Tensor) -> tuple[tuple[int, torch.Tensor], ...]:
+    """The rows of ``x``, ``[rows, in]``, in pieces with the first row of each."""
+    rows, inputs = x.shape
+    stride, feature = x.stride()
+    offset = x.storage_offset()
+    if feature != 1:  # rows behind these do not follow them
+        return tuple((start, x[start : start + size]) for start, size in piece_places(rows, rows))
+    room = (x.untyped_storage().nbytes() // x.element_size() - offset) // max(1, stride)
+    return tuple(
+        (start, x.as_strided((size, inputs), (stride, 1), offset + start * stride))
+        for start, size in piece_places(rows, room)
+    )
 
 
 @dataclass(frozen=True)
@@ -79,7 +131,10 @@ class LinearViews:
     x_transposed: torch.Tensor  # [in, rows]
     out_transposed: torch.Tensor  # [out, rows]
     only_row: tuple[torch.Tensor, torch.Tensor] | None = None  # [in] and [out], where there is one row
-    row_class: int = -1  # of products that may be cut, whose views are here
+    row_class: int = MANY_ROWS
+    pieces: tuple[
+        tuple[int, torch.Tensor], ...
+    ] = ()  # first row, and [n, in] of the rows from there on, n in PIECE_ROWS
     x_batched: torch.Tensor | None = None  # [batches, in, rows]
     out_batched: torch.Tensor | None = None  # [batches, out / batches, rows]
     out_by_rows: torch.Tensor | None = None  # [rows, out], scratch
@@ -115,8 +170,7 @@ class LinearViews:
         outputs = out.shape[1]
         x_batched = out_batched = out_by_rows = x_narrow = out_narrow = None
         narrow_rows: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
-        few = row_class(rows) if out.t().is_contiguous() else -1
-        if few >= 0:
+        if 0 < rows <= MOST_CUT_ROWS and out.t().is_contiguous():
             batches = product_batches(outputs, torch.get_num_threads(), rows)
             # The strides say that x are rows that were transposed, for which MKL has a fast product; a column is slow.
             x_batched = x.t().unsqueeze(0).expand(batches, inputs, rows)
@@ -133,7 +187,8 @@ class LinearViews:
             x.t(),
             out.t(),
             (x[0], out[0]) if rows == 1 else None,
-            few,
+            row_class(rows),
+            _pieces_of(x),
             x_batched,
             out_batched,
             out_by_rows,
@@ -151,8 +206,8 @@ class StepViews:
         architecture: The model's sizes.
         rows: Tokens.
         prefix: ``needed_`` for the tensors of the needed rows, which must not overwrite what they are taken from.
-        by_rows: Everything of many rows lies row by row, as products in matrix units want it; what only a product reads
-            is bfloat16 already.
+        by_rows: Everything of many rows lies row by row.
+        narrow: And what only a product reads is bfloat16 already.
     """
 
     def __init__(
@@ -163,10 +218,12 @@ class StepViews:
         prefix: str = "",
         *,
         by_rows: bool = False,
+        narrow: bool = False,
     ) -> None:
         a = architecture
         few = rows <= FEATURE_MAJOR_ROWS
-        self.by_rows = by_rows and not few
+        by_rows = by_rows and not few
+        self.narrow = narrow and by_rows
 
         def inputs(name: str, width: int) -> torch.Tensor:
             return input_view(buffers[name], rows, width)
@@ -178,15 +235,15 @@ class StepViews:
         self.hidden = inputs(prefix + "hidden", a.hidden)
         self.normed = inputs("normed", a.hidden)
         self.qkv = outputs("qkv", a.qkv_width)
-        attended_view = unit_view if self.by_rows else input_view
+        attended_view = unit_view if self.narrow else input_view
         self.attended = attended_view(buffers[prefix + "attended"], rows, a.q_width)
         self.branch = outputs("branch", a.hidden)
         # Between these two lies nothing but elementwise work, so the layout may be the products' choice for any rows.
-        gate_up_view = input_view if self.by_rows else feature_major_view
+        gate_up_view = input_view if by_rows else feature_major_view
         self.gate_up = gate_up_view(buffers["gate_up"], rows, 2 * a.intermediate)
         self.gate = self.gate_up[:, : a.intermediate]
         self.up = self.gate_up[:, a.intermediate :]
-        activated_view = unit_view if self.by_rows else input_view if few else feature_major_view
+        activated_view = unit_view if self.narrow else input_view if few or by_rows else feature_major_view
         self.activated = activated_view(buffers["activated"], rows, a.intermediate)
         self.norm_scale = buffers["norm_scale"][:rows].view(rows, 1)
         narrow_in, narrow_out = buffers.get("narrow_in"), buffers.get("narrow_out")

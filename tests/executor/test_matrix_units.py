@@ -1,4 +1,4 @@
-"""Chunks of bfloat16 on CPUs with units for their products (AMX), tried on any CPU: torch multiplies them everywhere."""
+"""Chunks of bfloat16 as on CPUs with instructions for their products, tried on any CPU: torch multiplies them everywhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import torch
 from executor_runner import Runner, load
 from test_random_models import MODELS, save
 
-from edged.executor import torch_linear
+from edged.executor import torch_choice
+from edged.executor.torch_choice import BY_ROWS, WIDENED
 from edged.executor.torch_linear import CpuLinear
 from edged.executor.torch_views import LinearViews, feature_major_view, input_view
 from edged.models.operators import Linear
@@ -16,9 +17,19 @@ from edged.models.operators import Linear
 ROWS = 70
 
 
+def prefer(monkeypatch, way):
+    """Let every weight be measured, and this way be the fastest wherever it can be taken."""
+
+    def seconds_of(products, *_):
+        return {each: 1.0 + (each != way) for each in products}
+
+    monkeypatch.setattr(torch_choice, "MEASURED_ELEMENTS", 0)
+    monkeypatch.setattr(torch_choice, "seconds_of", seconds_of)
+
+
 @pytest.fixture
 def units(monkeypatch):
-    monkeypatch.setattr(torch_linear, "has_matrix_units", lambda: True)
+    prefer(monkeypatch, BY_ROWS)
 
 
 @pytest.mark.parametrize("view_in", [input_view, feature_major_view])
@@ -31,7 +42,7 @@ def test_gate_and_up_are_multiplied_activated_and_joined(units, view_in, rows_at
     )
     tile = torch.full((rows_at_once * (2 * middle + inputs) // 2,), float("nan"))
     linear = CpuLinear([layer], {"weight_tile": tile})
-    assert linear.wants_rows
+    assert linear.wants_narrow
     x = view_in(torch.empty(ROWS * inputs), ROWS, inputs)
     x.copy_(torch.randn(ROWS, inputs, generator=generator).bfloat16())
     both = torch.full((ROWS, 2 * middle), float("nan"))
@@ -50,7 +61,7 @@ def test_a_model_answers_as_without_them(name, tmp_path, monkeypatch):
     ids = np.random.default_rng(2).integers(0, 211, 150).tolist()
     logits = {}
     for has in (False, True):
-        monkeypatch.setattr(torch_linear, "has_matrix_units", lambda has=has: has)
+        prefer(monkeypatch, BY_ROWS if has else WIDENED)
         executor = load(tmp_path, dtype="bfloat16", context_length=512, max_sequences=2, prefill_chunk=128)
         runner = Runner(executor)
         logits[has] = [runner.prefill(runner.sequence(ids), chunk, rows="last") for chunk in (ROWS, 128, 40)]
