@@ -207,7 +207,9 @@ def _parts(model: RandomModel) -> dict[str, float]:
                     model.plan, model.buffers, gpu, kernels, decoder=model.decoder, drawn=model.drawn
                 )
                 with torch.inference_mode():
-                    replay = gpu.capture(partial(steps.run, steps.operators(nodes, dense=dense)))
+                    replay = gpu.capture(
+                        partial(steps.run, steps.operators(nodes, dense=dense, sparse=not dense))
+                    )
                 ms = median_ms(gpu.torch_stream, replay, 20)
                 key = f"verify{nodes}_{name}"
                 figures[f"{key}_{part}_ms"] = ms if part == "whole" else figures[f"{key}_whole_ms"] - ms

@@ -26,7 +26,7 @@ from edged.executor.cuda_every_row import EveryRow
 from edged.executor.cuda_operators import CudaOperators
 from edged.executor.cuda_packed import PackedLoader, packed_tensors
 from edged.executor.cuda_staging import Staging
-from edged.executor.cuda_trees import TreeSteps, draw_along_paths
+from edged.executor.cuda_trees import TreeBucket, TreeSteps, draw_along_paths
 from edged.executor.device_options import DeviceOptions
 from edged.executor.host_sampler import draw as draw_on_host
 from edged.executor.page_copies import PageCopies
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from edged.config import ModelConfig
     from edged.executor.base import ByteArray, FloatArray, Int32Array, Progress, SamplingRow, StepBatch
     from edged.executor.cuda_device import Device, StepKernels
-    from edged.executor.cuda_trees import TreeBucket
 
 _PARTS = ("_kernels", "_decoder", "_staging", "_every_row", "_options", "_pages", "_trees", "_eagle")
 """Attributes that a loaded executor has, apart from its buffers."""
@@ -334,6 +333,8 @@ class CudaExecutor(Executor):
         rule = self.plan.selection
         if rule is None or int(batch.positions.max()) + 1 < rule.dense_below:
             bucket.replay_dense()
+        elif isinstance(bucket, TreeBucket) and int(batch.positions.min()) + 1 >= rule.dense_below:
+            bucket.replay_sparse()
         else:
             bucket.replay()
 

@@ -99,6 +99,7 @@ class CudaOperators:
         tokens: T, the bucket.
         every_row: The forward goes on with all T rows to its end, not with the needed ones.
         dense: No query of these steps is far enough to attend sparsely, so none scores blocks.
+        sparse: Every query of these steps is, so nothing is launched for dense ones.
         trees: The tokens are nodes of trees, each of which needs its logits.
     """
 
@@ -111,6 +112,7 @@ class CudaOperators:
         *,
         every_row: bool = False,
         dense: bool = False,
+        sparse: bool = False,
         trees: bool = False,
     ) -> None:
         a = plan.architecture
@@ -119,6 +121,7 @@ class CudaOperators:
         self._kernels = kernels
         self._linear = CudaLinear(kernels, packed_tensors(plan, buffers), buffers)
         self._rule = None if dense else plan.selection
+        self._all_sparse = sparse
         self.rows = tokens if trees else logit_rows(plan, tokens)
         """R, rows of logits that come out."""
         self._gathers = not every_row and self.rows < tokens
@@ -188,6 +191,7 @@ class CudaOperators:
                 k_norm=None if k_norm is None else _of(k_norm),
                 epsilon=a.norm_eps,
                 rule=self._rule,
+                all_sparse=self._all_sparse,
             )
         )
         return attended

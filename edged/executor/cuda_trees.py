@@ -15,7 +15,12 @@ from edged.errors import InternalError, LedgerError
 from edged.executor.base import OFF_PATH
 from edged.executor.cuda_operators import CudaOperators
 from edged.executor.torch_tree import parent_rows
-from edged.memory.cuda_buffers import attention_workspace, has_dense_graph, tree_sizes
+from edged.memory.cuda_buffers import (
+    attention_workspace,
+    has_dense_graph,
+    has_sparse_graph,
+    tree_sizes,
+)
 from plugins_trt.argmax.contract import Argmax
 from plugins_trt.commit.contract import Commit
 from plugins_trt.contract import MAX_TREE, DeviceArray
@@ -60,6 +65,8 @@ class TreeBucket:
     replay: Callable[[], None]
     replay_dense: Callable[[], None]
     """The same for steps none of whose nodes attends sparsely."""
+    replay_sparse: Callable[[], None]
+    """The same for steps all of whose nodes do."""
 
 
 class TreeSteps:
@@ -113,16 +120,20 @@ class TreeSteps:
             operators = self.operators(tokens)
             if not buckets:
                 self._keep = capture(partial(self._commit, operators))
-            replay = replay_dense = capture(partial(self.run, operators))
+            replay = replay_dense = replay_sparse = capture(partial(self.run, operators))
             if has_dense_graph(plan, tokens):
                 replay_dense = capture(partial(self.run, self.operators(tokens, dense=True)))
-            buckets.append(TreeBucket(tokens, replay, replay_dense))
+            if has_sparse_graph(plan):
+                replay_sparse = capture(partial(self.run, self.operators(tokens, sparse=True)))
+            buckets.append(TreeBucket(tokens, replay, replay_dense, replay_sparse))
         progress("capturing graphs of trees", len(sizes), len(sizes))
         self.buckets = tuple(reversed(buckets))
 
-    def operators(self, tokens: int, *, dense: bool = False) -> CudaOperators:
+    def operators(self, tokens: int, *, dense: bool = False, sparse: bool = False) -> CudaOperators:
         """The forward's operators for a bucket."""
-        return CudaOperators(self._plan, self._buffers, self._kernels, tokens, dense=dense, trees=True)
+        return CudaOperators(
+            self._plan, self._buffers, self._kernels, tokens, dense=dense, sparse=sparse, trees=True
+        )
 
     def bucket_of(self, tokens: int) -> TreeBucket:
         """The smallest bucket that takes so many.

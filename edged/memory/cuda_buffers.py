@@ -92,6 +92,11 @@ def has_dense_graph(plan: ModelPlan, tokens: int) -> bool:
     return plan.selection is not None and plan.selection.dense_below > 1 and tokens <= MAX_DECODE
 
 
+def has_sparse_graph(plan: ModelPlan) -> bool:
+    """Whether a bucket of trees is captured once more for steps without dense queries: a launch a layer is left out."""
+    return plan.selection is not None
+
+
 def captured_sizes(plan: ModelPlan) -> tuple[int, ...]:
     """Tokens of each captured step: every bucket, and those of trees; of TensorRT's those that decode or verify."""
     sizes = bucket_sizes(plan)
@@ -107,7 +112,8 @@ def draft_layers(plan: ModelPlan) -> int:
 
 def graphs(plan: ModelPlan) -> int:
     """Forwards of the model that are captured."""
-    return sum(2 if has_dense_graph(plan, tokens) else 1 for tokens in captured_sizes(plan))
+    captured = sum(2 if has_dense_graph(plan, tokens) else 1 for tokens in captured_sizes(plan))
+    return captured + (len(tree_sizes(plan)) if has_sparse_graph(plan) else 0)
 
 
 @dataclass(frozen=True)

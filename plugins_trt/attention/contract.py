@@ -116,6 +116,7 @@ class Attention(QueryArguments):
     k_norm: DeviceArray | None = None  # [D]
     epsilon: float = 1e-6
     rule: SelectionRule | None = None  # None: every query is dense
+    all_sparse: bool = False  # no query is dense, whatever the step; with a rule
     scale: float | None = None  # of the scores; 1 / sqrt(D) when None
 
     def __post_init__(self) -> None:
@@ -123,6 +124,8 @@ class Attention(QueryArguments):
         self.check_queries(rows_apart=True)
         check_array("out", self.out, self.arena.dtype, (self.batch.tokens, *self.q.shape[1:]))
         self.check_tree()
+        if self.all_sparse and self.rule is None:
+            raise LaunchError("all_sparse: True, but there is no rule: every query is dense")
         if self.rule is not None and self.arrived is None and self.batch.tokens <= MAX_DECODE:
             raise LaunchError("arrived: missing, selection counts its thread blocks there")
 

@@ -99,6 +99,7 @@ class Attender:
             blocks=None if selection is None else selection.blocks,
             counts=None if selection is None else selection.counts,
             dense_below=0 if args.rule is None else args.rule.dense_below,
+            all_sparse=args.all_sparse,
             scale=args.scale,
         )
         self._append(append, stream)

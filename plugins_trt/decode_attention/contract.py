@@ -121,6 +121,7 @@ class DecodeAttention(QueryArguments):
     blocks: DeviceArray | None = None  # int32 [T, Hkv, total]
     counts: DeviceArray | None = None  # int32 [T, Hkv]
     dense_below: int = 0
+    all_sparse: bool = False  # no query is dense, so the launch for those is left out; with `blocks`
     init_blocks: int = 0
     local_blocks: int = 0
     scale: float | None = None  # of the scores; 1 / sqrt(D) when None
@@ -141,6 +142,8 @@ class DecodeAttention(QueryArguments):
                     f"local_blocks: {self.local_blocks} and {self.init_blocks} first ones are more than the "
                     f"{self.blocks.shape[2]} blocks of a query"
                 )
+        elif self.all_sparse:
+            raise LaunchError("all_sparse: True, but there are no `blocks`: every query is dense")
         check_at_least("dense_below", self.dense_below, 0)
         check_at_least("init_blocks", self.init_blocks, 0)
         check_at_least("local_blocks", self.local_blocks, 0)

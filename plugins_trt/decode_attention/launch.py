@@ -97,7 +97,7 @@ class DecodeAttender:
         narrow = self._narrow_one if batch.tokens == 1 and args.blocks is not None else self._narrow
         attend = _pack_attend(args, plan, least_units or narrow.least_units, wide.least_pages)
         packed = (*batch.pack(), *args.arena.pack_all(args.layer), *attend)
-        if plan.wide_tiles:
+        if plan.wide_tiles and not (args.all_sparse and args.local_blocks == 0):
             self._wide(wide, plan, kv_heads, stream, packed)
         if plan.narrow_parts:
             narrow((plan.narrow_parts, kv_heads, batch.tokens), stream, packed)

@@ -190,6 +190,8 @@ class HostDevice:
         starts, tables = tensor_of(args.batch.sequence_starts), tensor_of(args.batch.page_tables)
         positions = tensor_of(args.batch.positions)
         masks = masks_of(args.batch)
+        if args.all_sparse:  # the kernels would leave the dense ones out
+            assert (positions[: int(starts[-1])] + 1 >= args.rule.dense_below).all()
 
         def norm(array):
             return None if array is None else tensor_of(array)

@@ -306,6 +306,41 @@ def test_a_piece_and_a_stream_share_a_step_with_a_tree(executors):
         check_pages(executor, sequence, [*prompt, *tokens], sequences)
 
 
+def test_a_tree_without_dense_nodes_replays_the_graph_that_launches_nothing_for_them(executors, monkeypatch):
+    executor = executors(sparse=True)  # from position 79 on
+    used = []
+
+    def noting(bucket, name):
+        def replay():
+            used.append(name)
+            getattr(bucket, name)()
+
+        return replay
+
+    names = ("replay", "replay_dense", "replay_sparse")
+    noted = [
+        replace(bucket, **{name: noting(bucket, name) for name in names})
+        for bucket in executor._trees.buckets
+    ]
+    monkeypatch.setattr(executor._trees, "buckets", tuple(noted))
+    random = np.random.default_rng(6)
+    parents = [-1, 0, 1, 2]
+    for lengths, expected in (
+        ([75], "replay_dense"),
+        ([76], "replay"),
+        ([78], "replay"),
+        ([79], "replay_sparse"),
+        ([79, 200], "replay_sparse"),
+        ([79, 5], "replay"),
+    ):
+        prompts = [random.integers(0, VOCABULARY, length).tolist() for length in lengths]
+        _, sequences = scattered(executor, prompts)
+        used.clear()
+        logits = executor.logits(tree_batch([(each, [1, 2, 3, 4], parents) for each in sequences]))
+        assert used == [expected]
+        assert np.isfinite(logits).all()
+
+
 def test_more_nodes_than_a_step_takes_are_refused(executors):
     executor = executors()
     assert executor.limits.tree_tokens == 64

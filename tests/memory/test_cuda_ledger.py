@@ -15,7 +15,9 @@ from edged.memory.cuda_buffers import (
     StepLayout,
     attention_workspace,
     bucket_sizes,
+    graphs,
     packed_workspace,
+    tree_sizes,
 )
 from edged.memory.cuda_ledger import CUDA_CONTEXT, CUDA_RUNTIME, graph_bytes
 from edged.memory.ledger import make_ledger
@@ -53,6 +55,14 @@ def test_the_arithmetic_of_minicpm4():
     # A fine key for 16 tokens, a coarse one for 64.
     assert rows["compressed keys"] == rows["KV pages"] // 2 // 16 + rows["KV pages"] // 2 // 64
     assert "compressed keys" not in {row.name for row in model_rows(replace(PLAN, selection=None))}
+
+
+def test_a_bucket_of_trees_is_captured_for_dense_steps_for_sparse_ones_and_for_both():
+    trees = replace(PLAN, tree_size=16)
+    assert len(tree_sizes(trees)) == 4
+    assert graphs(trees) - graphs(PLAN) == 3 * 4
+    without = replace(trees, selection=None)
+    assert graphs(without) - graphs(replace(PLAN, selection=None)) == 4
 
 
 def test_4_bit_weights_and_what_their_products_need():

@@ -182,6 +182,8 @@ def test_sparse_queries_attend_to_their_blocks_alone(dtype, layout, tree, window
         out = run(case, blocks=blocks, counts=counts, dense_below=dense_below)
         expected = expected_output(case, chosen=chosen, dense_below=dense_below)
         assert error(out, expected) < TOLERANCE[dtype], dense_below
+    known = run(case, blocks=blocks, counts=counts, all_sparse=True)
+    assert torch.equal(known, run(case, blocks=blocks, counts=counts))
 
 
 @pytest.mark.gpu
@@ -267,6 +269,7 @@ def test_arguments_are_refused_by_name():
     }
     assert refused(**lists, init_blocks=2, local_blocks=3).startswith("local_blocks: 3")
     assert refused(init_blocks=-1).startswith("init_blocks: -1")
+    assert refused(all_sparse=True).startswith("all_sparse: True")
 
 
 @pytest.mark.parametrize("sparse", [False, True])

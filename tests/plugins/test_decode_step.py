@@ -83,3 +83,4 @@ def test_a_layout_keeps_its_parts_apart_and_arguments_are_refused_by_name():
     assert refused(workspace=array(torch.zeros(100))).startswith("workspace: 400 bytes")
     assert refused(out=array(case.q.float())).startswith("out: dtype")
     assert refused(arrived=None).startswith("arrived: missing")
+    assert refused(rule=None, all_sparse=True).startswith("all_sparse: True")
