@@ -33,6 +33,24 @@ if TYPE_CHECKING:
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - sdpa itself hides the log-sum-exp
 
 
+CAUSAL_ROWS = 128
+"""New tokens of a sequence that are attended causally in one call. torch's kernel computes all scores of 512 keys and forgets
+those that a query must not see: of a chunk of 512 tokens, half. Blocks see the ones before them as they see the history."""
+
+
+@dataclass(frozen=True)
+class NewBlock:
+    """Some new tokens of a sequence, and those before them. Shapes: ``[kv_heads, G, n, D]``."""
+
+    rows: slice
+    q: torch.Tensor
+    out: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    earlier_k: torch.Tensor | None  # of the step's earlier tokens; None where there are none
+    earlier_v: torch.Tensor | None
+
+
 @dataclass(frozen=True)
 class AttendedSequence:
     """One sequence of the step. Shapes: one new token ``[1, kv_heads, G, D]``, else ``[kv_heads, G, T, D]``.
@@ -47,8 +65,7 @@ class AttendedSequence:
     history: tuple[Piece, ...]
     shape: tuple[int, int]  # leading dimensions of k and v views
     stride: tuple[int, int]
-    new_k: torch.Tensor | None  # [kv_heads, G, T, D]; None when the new token is part of the history
-    new_v: torch.Tensor | None
+    blocks: tuple[NewBlock, ...] = ()  # none when the new token is part of the history
     mask: torch.Tensor | None = None  # [1, 1, T, T], added to the scores of the nodes of a tree
 
 
@@ -162,7 +179,7 @@ class CpuAttention:
                     self._rotated.copy_(self._stored)  # for the same reason
             self._append(self._layers[layer], self._new)
         for sequence in self._sequences:
-            sequence.out.copy_(self._attend(sequence, layer))
+            self._attend(sequence, layer)
         if self._sparse is not None:
             self._sparse.compress(layer)
             for queries in self._sparse_queries:
@@ -264,7 +281,7 @@ class CpuAttention:
             q = self._source.as_strided(sizes, (0, a.group * q_stride, q_stride, 1), q_offset)
             out = attended.as_strided(sizes, (0, a.group * depth, depth, feature), out_offset)
             history = self._history.cut(batch.page_tables[index], past + 1, shape, stride)
-            return AttendedSequence(q, out, q, history, shape, stride, None, None)
+            return AttendedSequence(q, out, q, history, shape, stride)
         sizes = (a.kv_heads, a.group, count, a.head_dim)
         q = self._source.as_strided(sizes, (a.group * q_stride, q_stride, a.head_dim, 1), q_offset)
         out = attended.as_strided(sizes, (a.group * depth, depth, token, feature), out_offset)
@@ -281,29 +298,50 @@ class CpuAttention:
         history = self._history.cut(batch.page_tables[index], past, shape, stride)
         paths = self.trees.get(index)
         mask = None if paths is None else tree_mask(paths, self._source.dtype)
-        return AttendedSequence(q, out, history_q, history, shape, stride, new_k, new_v, mask)
+        blocks = _blocks(q, out, new_k, new_v, count if mask is not None else CAUSAL_ROWS)
+        return AttendedSequence(q, out, history_q, history, shape, stride, blocks, mask)
 
-    def _attend(self, sequence: AttendedSequence, layer: int) -> torch.Tensor:
+    def _attend(self, sequence: AttendedSequence, layer: int) -> None:
         """All queries of one sequence over its history and its new tokens."""
         out = lse = None
         for piece in sequence.history:
             k, v = self._history.load(piece, sequence.shape, sequence.stride, layer)
             part, part_lse = _flash(sequence.history_q, k, v)
             out, lse = (part, part_lse) if out is None or lse is None else _merge(out, lse, part, part_lse)
-        if sequence.new_k is not None:
-            if out is not None and lse is not None and sequence.history_q is not sequence.q:
-                sizes = sequence.q.shape
-                out, lse = out[0].view(sizes), lse[0].view(sizes[:-1])
-            part, part_lse = _flash(
-                sequence.q,
-                sequence.new_k,
-                sequence.new_v,
-                is_causal=sequence.mask is None,
-                attn_mask=sequence.mask,
-            )
-            out = part if out is None or lse is None else _merge(out, lse, part, part_lse)[0]
-        assert isinstance(out, torch.Tensor), "a sequence of a step has at least one token"  # noqa: S101
-        return out
+        if not sequence.blocks:
+            assert out is not None, "the only new token is in the history"  # noqa: S101
+            sequence.out.copy_(out)
+            return
+        if out is not None and lse is not None and sequence.history_q is not sequence.q:
+            sizes = sequence.q.shape
+            out, lse = out[0].view(sizes), lse[0].view(sizes[:-1])
+        mask = sequence.mask
+        for block in sequence.blocks:
+            part, part_lse = _flash(block.q, block.k, block.v, is_causal=mask is None, attn_mask=mask)
+            if block.earlier_k is not None:
+                earlier, earlier_lse = _flash(block.q, block.earlier_k, block.earlier_v)
+                part, part_lse = _merge(earlier, earlier_lse, part, part_lse)
+            if out is not None and lse is not None:
+                part, _ = _merge(out[:, :, block.rows], lse[:, :, block.rows], part, part_lse)
+            block.out.copy_(part)
+
+
+def _blocks(
+    q: torch.Tensor, out: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: int
+) -> tuple[NewBlock, ...]:
+    """The new tokens ``[kv_heads, G, T, D]`` in blocks of so many."""
+    return tuple(
+        NewBlock(
+            some := slice(start, min(start + rows, q.shape[2])),
+            q[:, :, some],
+            out[:, :, some],
+            k[:, :, some],
+            v[:, :, some],
+            k[:, :, :start] if start else None,
+            v[:, :, :start] if start else None,
+        )
+        for start in range(0, q.shape[2], rows)
+    )
 
 
 def _merge(

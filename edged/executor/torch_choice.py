@@ -25,7 +25,6 @@ from edged.executor.torch_products import (
     cut_weight,
     plain_product,
     turned_product,
-    vector_product,
 )
 from edged.executor.torch_views import (
     FEATURE_MAJOR_ROWS,
@@ -105,7 +104,7 @@ class Choice:
         if tile is not None:
             self.tiles = TileProducts(tile)
             self._products = {
-                VECTORS: vector_product,
+                VECTORS: self.tiles.vectors,
                 WIDENED: self.tiles.widened,
                 BY_ROWS: self.tiles.by_rows,
                 BY_FEATURES: self.tiles.by_features,
@@ -201,19 +200,11 @@ def seconds_of(
     weight = next(weights)
     outputs, inputs = weight.shape
     compute = weight.dtype if tile is None else tile.dtype
-    narrow = (
-        {}
-        if tile is None
-        else {
-            "narrow_in": weight.new_empty(NARROW_TOKENS * inputs),
-            "narrow_out": weight.new_empty(NARROW_TOKENS * outputs),
-        }
-    )
     views = LinearViews.of(
         weight.new_ones(rows, inputs, dtype=compute),
         output_view(weight.new_empty(rows * outputs, dtype=compute), rows, outputs),
+        tile=None if tile is None else tile.view(weight.dtype),
         scratch=weight.new_empty(rows * outputs, dtype=compute),
-        **narrow,
     )
     best = dict.fromkeys(products, math.inf)
     spent = 0.0

@@ -95,17 +95,6 @@ class OneDnnProduct:
                 rows[:, outputs].copy_(product[: rows.shape[0]])
 
 
-def vector_product(views: LinearViews, weight: torch.Tensor) -> None:
-    """Row by row in the weight's own half-precision type (accumulated in fp32 by torch's kernel)."""
-    x, out = views.x_narrow, views.out_narrow
-    assert x is not None  # noqa: S101 - it is measured for no more rows than there is room for
-    assert out is not None  # noqa: S101
-    x.copy_(views.x)
-    for row, result in views.narrow_rows:
-        torch.mv(weight, row, out=result)
-    views.out.copy_(out)
-
-
 class TileProducts:
     """Products of half-precision weights that need scratch.
 
@@ -130,9 +119,25 @@ class TileProducts:
             else:
                 torch.mm(views.x, wide.t(), out=views.out[:, start : start + rows])
 
+    def vectors(self, views: LinearViews, weight: torch.Tensor) -> None:
+        """As they are, a vector for each row (accumulated in fp32 by torch's kernel)."""
+        narrow = views.narrow
+        if narrow is None:
+            self.by_rows(views, weight)
+            return
+        narrow.x.copy_(views.pieces[0][1])
+        for row, result in narrow.rows:
+            torch.mv(weight, row, out=result)
+        views.out.copy_(narrow.result)
+
     def by_rows(self, views: LinearViews, weight: torch.Tensor) -> None:
         """As they are, with results row by row."""
         out = views.out
+        if (narrow := views.narrow) is not None:  # everything at once: most steps
+            narrow.x.copy_(views.pieces[0][1])
+            torch.mm(narrow.x, weight.t(), out=narrow.out)
+            out.copy_(narrow.result)
+            return
         for start, x, scratch in self._narrowed(views, weight.dtype):
             rows = out[start : start + x.shape[0]]
             for outputs in _runs(weight.shape[0], scratch.numel() // x.shape[0]):
@@ -146,6 +151,11 @@ class TileProducts:
         as long as one that changes its type.
         """
         out = views.out
+        if (narrow := views.narrow) is not None:
+            narrow.x.copy_(views.pieces[0][1])
+            torch.mm(weight, narrow.x.t(), out=narrow.out_transposed)
+            out.copy_(narrow.result_transposed)
+            return
         for start, x, scratch in self._narrowed(views, weight.dtype):
             rows = out[start : start + x.shape[0]]
             for outputs in _runs(weight.shape[0], scratch.numel() // x.shape[0]):

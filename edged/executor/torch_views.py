@@ -123,6 +123,31 @@ def _pieces_of(x: torch.Tensor) -> tuple[tuple[int, torch.Tensor], ...]:
 
 
 @dataclass(frozen=True)
+class NarrowViews:
+    """Input and output of one linear as scratch of the weights' half-precision type, where all rows are one piece."""
+
+    x: torch.Tensor  # [n, in]
+    out: torch.Tensor  # [n, out]
+    out_transposed: torch.Tensor  # [out, n], the same memory in another order
+    result: torch.Tensor  # [rows, out] of out
+    result_transposed: torch.Tensor  # [rows, out] of out_transposed
+    rows: tuple[tuple[torch.Tensor, torch.Tensor], ...]  # each row, [in] and [out]
+
+    @classmethod
+    def of(
+        cls, scratch: torch.Tensor, rows: int, piece: int, inputs: int, outputs: int
+    ) -> NarrowViews | None:
+        """Cut the scratch; None where it is too small."""
+        if piece * (inputs + outputs) > scratch.numel():
+            return None
+        x = scratch[: piece * inputs].view(piece, inputs)
+        flat = scratch[piece * inputs : piece * (inputs + outputs)]
+        out, out_transposed = flat.view(piece, outputs), flat.view(outputs, piece)
+        each = tuple(zip(x[:rows], out[:rows], strict=True)) if rows <= NARROW_TOKENS else ()
+        return cls(x, out, out_transposed, out[:rows], out_transposed.t()[:rows], each)
+
+
+@dataclass(frozen=True)
 class LinearViews:
     """Input and output of one linear, in every form that a product wants."""
 
@@ -138,9 +163,7 @@ class LinearViews:
     x_batched: torch.Tensor | None = None  # [batches, in, rows]
     out_batched: torch.Tensor | None = None  # [batches, out / batches, rows]
     out_by_rows: torch.Tensor | None = None  # [rows, out], scratch
-    x_narrow: torch.Tensor | None = None  # [rows, in], in the weights' half-precision type
-    out_narrow: torch.Tensor | None = None  # [rows, out]
-    narrow_rows: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()  # their rows, [in] and [out]
+    narrow: NarrowViews | None = None
 
     @property
     def is_feature_major(self) -> bool:
@@ -153,8 +176,7 @@ class LinearViews:
         x: torch.Tensor,
         out: torch.Tensor,
         *,
-        narrow_in: torch.Tensor | None = None,
-        narrow_out: torch.Tensor | None = None,
+        tile: torch.Tensor | None = None,
         scratch: torch.Tensor | None = None,
     ) -> LinearViews:
         """Derive the forms from the logical views.
@@ -162,14 +184,12 @@ class LinearViews:
         Args:
             x: ``[rows, in]``.
             out: ``[rows, out]``.
-            narrow_in: Flat half-precision scratch for the input; None where weights are not half precision.
-            narrow_out: The same for the output.
+            tile: Flat scratch of the weights' half-precision type; None where they are not.
             scratch: Flat, of the output's type, and free while the product is made; None: nothing is.
         """
         rows, inputs = x.shape
         outputs = out.shape[1]
-        x_batched = out_batched = out_by_rows = x_narrow = out_narrow = None
-        narrow_rows: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+        x_batched = out_batched = out_by_rows = narrow = None
         if 0 < rows <= MOST_CUT_ROWS and out.t().is_contiguous():
             batches = product_batches(outputs, torch.get_num_threads(), rows)
             # The strides say that x are rows that were transposed, for which MKL has a fast product; a column is slow.
@@ -177,10 +197,9 @@ class LinearViews:
             out_batched = out.t().view(batches, outputs // batches, rows)
             if scratch is not None and scratch.numel() >= rows * outputs:
                 out_by_rows = scratch[: rows * outputs].view(rows, outputs)
-        if narrow_in is not None and narrow_out is not None and rows <= NARROW_TOKENS:
-            x_narrow = narrow_in[: rows * inputs].view(rows, inputs)
-            out_narrow = narrow_out[: rows * outputs].view(rows, outputs)
-            narrow_rows = tuple(zip(x_narrow, out_narrow, strict=True))
+        pieces = _pieces_of(x)
+        if tile is not None and len(pieces) == 1:
+            narrow = NarrowViews.of(tile, rows, pieces[0][1].shape[0], inputs, outputs)
         return cls(
             x,
             out,
@@ -188,13 +207,11 @@ class LinearViews:
             out.t(),
             (x[0], out[0]) if rows == 1 else None,
             row_class(rows),
-            _pieces_of(x),
+            pieces,
             x_batched,
             out_batched,
             out_by_rows,
-            x_narrow,
-            out_narrow,
-            narrow_rows,
+            narrow,
         )
 
 
@@ -246,13 +263,11 @@ class StepViews:
         activated_view = unit_view if self.narrow else input_view if few or by_rows else feature_major_view
         self.activated = activated_view(buffers["activated"], rows, a.intermediate)
         self.norm_scale = buffers["norm_scale"][:rows].view(rows, 1)
-        narrow_in, narrow_out = buffers.get("narrow_in"), buffers.get("narrow_out")
         self.linears = {
             part: LinearViews.of(
                 x,
                 out,
-                narrow_in=narrow_in,
-                narrow_out=narrow_out,
+                tile=_narrow_tile(buffers),
                 # Between down and gate_up nobody reads this one.
                 scratch=None if part == "gate_up" else buffers["gate_up"],
             )
@@ -270,6 +285,11 @@ def head_views(buffers: Mapping[str, torch.Tensor], architecture: Architecture, 
     return LinearViews.of(
         input_view(buffers["branch"], rows, architecture.hidden),
         output_view(buffers["logits"], rows, architecture.vocabulary),
-        narrow_in=buffers.get("narrow_in"),
-        narrow_out=buffers.get("narrow_out"),
+        tile=_narrow_tile(buffers),
     )
+
+
+def _narrow_tile(buffers: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    """The scratch of products in half precision, in the type of the weights, which embeddings have, too."""
+    tile = buffers.get("weight_tile")
+    return None if tile is None else tile.view(buffers["embedded"].dtype)

@@ -65,7 +65,8 @@ HISTORY_TILE = 1024
 """Tokens of scattered (or converted) history that attention looks at in one piece."""
 
 WEIGHT_TILE = 1 << 20
-"""Elements of a half-precision weight that are widened to fp32 at a time (4 MiB, which stays in the caches)."""
+"""Elements of a half-precision weight that are widened to fp32 at a time (4 MiB, which stays in the caches); or, of twice as
+many, what is multiplied in half precision."""
 
 PACKED_TILE = 1 << 18
 """4-bit weights that are widened at a time, half of them in each of two products."""
@@ -80,7 +81,7 @@ MOST_LOGIT_ROWS = 64
 """Rows of logits of trees that lie side by side on the CPU; more come in turn."""
 
 NARROW_TOKENS = 2
-"""Up to this many rows multiply half-precision weights as they are; more rows pay for widening them."""
+"""Up to this many rows may multiply half-precision weights as vectors, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -267,12 +268,7 @@ def _cpu_step_buffers(plan: ModelPlan) -> tuple[BufferSpec, ...]:
     ]
     if stored in ("bfloat16", "float16"):
         widest_in = max(a.hidden, a.q_width, a.intermediate)
-        widest_out = max(a.qkv_width, a.hidden, 2 * a.intermediate, a.vocabulary)
-        buffers += [
-            flat("narrow_in", widest_in, stored, rows=NARROW_TOKENS),
-            flat("narrow_out", widest_out, stored, rows=NARROW_TOKENS),
-            flat("weight_tile", max(WEIGHT_TILE, SHARPENED * widest_in), rows=1),
-        ]
+        buffers.append(flat("weight_tile", max(WEIGHT_TILE, SHARPENED * widest_in), rows=1))
     if plan.selection is not None:
         arena = (a.layers, plan.pages, a.kv_heads)
         compressed = plan.compressed_dtype

@@ -54,29 +54,26 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-def build(weight, bias, rows, *, tile=None, view_in=input_view, view_out=output_view, part="qkv", spare=0):
+def build(
+    weight, bias, rows, *, elements=None, view_in=input_view, view_out=output_view, part="qkv", spare=0
+):
     """The linear, its views, and its input filled with random numbers; rows behind these hold nothing usable."""
     outputs, inputs = weight.shape
     half = weight.dtype in (torch.bfloat16, torch.float16)
     compute = torch.float32 if half else weight.dtype
     layer = Linear(f"layers.0.{part}", part, weight, bias)
-    buffers = {"weight_tile": torch.full((tile or 4 * inputs,), float("nan"))} if half else {}
+    buffers = {"weight_tile": torch.full((elements or 4 * inputs,), float("nan"))} if half else {}
     linear = CpuLinear([layer], buffers)
-    narrow = {
-        f"narrow_{end}": torch.full((NARROW_TOKENS * width,), float("nan"), dtype=weight.dtype)
-        if half
-        else None
-        for end, width in (("in", inputs), ("out", outputs))
-    }
+    tile = buffers["weight_tile"].view(weight.dtype) if half else None
     x = view_in(torch.full(((rows + spare) * inputs,), float("nan"), dtype=compute), rows, inputs)
     x.copy_(torch.randn(rows, inputs, generator=torch.Generator().manual_seed(rows)))
     out = view_out(torch.full((rows * outputs,), float("nan"), dtype=compute), rows, outputs)
     scratch = torch.full((rows * outputs,), float("nan"), dtype=compute)
-    return linear, layer, LinearViews.of(x, out, **narrow, scratch=scratch)
+    return linear, layer, LinearViews.of(x, out, tile=tile, scratch=scratch)
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("spare", [0, 600])
+@pytest.mark.parametrize(("spare", "elements"), [(0, 300), (600, 2800), (600, 1 << 18)])
 @pytest.mark.parametrize(
     ("threads", "dtype", "way"),
     [(1 + (way in (CUT, WIDENED, ONEDNN)), dtype, way) for dtype, ways in WAYS.items() for way in ways],
@@ -89,7 +86,7 @@ def build(weight, bias, rows, *, tile=None, view_in=input_view, view_out=output_
     ids=["usual", "down", "by rows"],
 )
 def test_products_are_those_of_fp64(  # noqa: PLR0917 - each is varied for itself
-    rows, spare, threads, dtype, way, shape, layouts, monkeypatch
+    rows, spare, elements, threads, dtype, way, shape, layouts, monkeypatch
 ):
     prefer(monkeypatch, way)
     monkeypatch.setattr(torch_products, "MOST_RESULTS", 1000)  # cuts the outputs, too
@@ -97,7 +94,7 @@ def test_products_are_those_of_fp64(  # noqa: PLR0917 - each is varied for itsel
     bias = torch.randn(shape[0], generator=torch.Generator().manual_seed(2))
     stored = bias.double() if dtype == torch.float64 else bias
     linear, layer, views = build(
-        weight, stored, rows, view_in=layouts[0], view_out=layouts[1], spare=spare, tile=70 * shape[1]
+        weight, stored, rows, view_in=layouts[0], view_out=layouts[1], spare=spare, elements=elements
     )
     expected = views.x.double() @ weight.double().t() + bias.double()
     out = linear(views, layer)
@@ -244,7 +241,7 @@ def test_the_best_logits_are_those_of_fp32(rows, way, monkeypatch):
     prefer(monkeypatch, way)
     generator = torch.Generator().manual_seed(4)
     weight = (torch.randn(5000, 64, generator=generator) + 0.5).to(torch.bfloat16)
-    linear, layer, views = build(weight, None, rows, tile=1 << 16, part="head")
+    linear, layer, views = build(weight, None, rows, elements=1 << 16, part="head")
     views.x.add_(3.0)  # logits of about 100, which bfloat16 rounds to halves
     expected = views.x @ weight.float().t()
     ours = linear(views, layer)
