@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from plugins_trt.arena import Arena
@@ -94,10 +95,13 @@ class DecodeAttender:
             dense=args.blocks is None,
             shares=args.local_blocks > 0,
         )
+        if args.all_sparse and not plan.shared_parts:
+            # (The kernels see it, too: `narrow` is then the launch behind that of the blocks, and waits before it reads them.)
+            plan = replace(plan, wide_tiles=0, wide_parts=0)
         narrow = self._narrow_one if batch.tokens == 1 and args.blocks is not None else self._narrow
         attend = _pack_attend(args, plan, least_units or narrow.least_units, wide.least_pages)
         packed = (*batch.pack(), *args.arena.pack_all(args.layer), *attend)
-        if plan.wide_tiles and not (args.all_sparse and args.local_blocks == 0):
+        if plan.wide_tiles:
             self._wide(wide, plan, kv_heads, stream, packed)
         if plan.narrow_parts:
             narrow((plan.narrow_parts, kv_heads, batch.tokens), stream, packed)
