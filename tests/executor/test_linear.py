@@ -214,6 +214,23 @@ def test_many_rows_take_one_way_in_the_whole_model(monkeypatch):
         assert linear.ways(ones[0])[1] == WIDENED
 
 
+def test_what_threads_share_worse_must_be_faster_by_more(monkeypatch, threads):
+    """One thread is timed: widening, and MKL's product of one vector, gain less by more of them."""
+    seconds = {WIDENED: 1.0, BY_ROWS: 1.1, USUAL: 1.0, CUT: 1.1}
+    monkeypatch.setattr(
+        torch_choice, "seconds_of", lambda products, *_: {way: seconds.get(way, 9.0) for way in products}
+    )
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    half, wide = (
+        Linear("layers.0.qkv", "qkv", torch.zeros(512, 512, dtype=dtype))
+        for dtype in (torch.bfloat16, torch.float32)
+    )
+    ways = CpuLinear([half], {"weight_tile": torch.zeros(1 << 16)}).ways(half)
+    assert set(ways) == {WIDENED if threads == 1 else BY_ROWS}
+    ways = CpuLinear([wide], {}).ways(wide)
+    assert ways[:2] == (USUAL if threads == 1 else CUT, USUAL)
+
+
 def test_without_the_operator_or_where_it_errs_it_is_not_taken(monkeypatch):
     class Operator:
         def __init__(self, answer):
