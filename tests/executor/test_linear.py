@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -72,7 +74,6 @@ def build(
     return linear, layer, LinearViews.of(x, out, tile=tile, scratch=scratch)
 
 
-@pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize(("spare", "elements"), [(0, 300), (600, 2800), (600, 1 << 18)])
 @pytest.mark.parametrize(
     ("threads", "dtype", "way"),
@@ -80,42 +81,43 @@ def build(
     indirect=["threads"],
 )
 @pytest.mark.parametrize("shape", [(96, 40), (37, 64)], ids=str)  # 37 outputs cut into no batches
-@pytest.mark.parametrize(
-    "layouts",
-    [(input_view, output_view), (feature_major_view, input_view), (input_view, input_view)],
-    ids=["usual", "down", "by rows"],
-)
 def test_products_are_those_of_fp64(  # noqa: PLR0917 - each is varied for itself
-    rows, spare, elements, threads, dtype, way, shape, layouts, monkeypatch
+    spare, elements, threads, dtype, way, shape, monkeypatch
 ):
     prefer(monkeypatch, way)
     monkeypatch.setattr(torch_products, "MOST_RESULTS", 1000)  # cuts the outputs, too
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     bias = torch.randn(shape[0], generator=torch.Generator().manual_seed(2))
     stored = bias.double() if dtype == torch.float64 else bias
-    linear, layer, views = build(
-        weight, stored, rows, view_in=layouts[0], view_out=layouts[1], spare=spare, elements=elements
-    )
-    expected = views.x.double() @ weight.double().t() + bias.double()
-    out = linear(views, layer)
-    taken = linear.ways(layer)[row_class(rows)]
+    layouts = ((input_view, output_view), (feature_major_view, input_view), (input_view, input_view))
+    for rows, (view_in, view_out) in product(ROWS, layouts):
+        linear, layer, views = build(
+            weight, stored, rows, view_in=view_in, view_out=view_out, spare=spare, elements=elements
+        )
+        expected = views.x.double() @ weight.double().t() + bias.double()
+        out = linear(views, layer)
+        taken = linear.ways(layer)[row_class(rows)]
+        assert (taken == way) == can_be_taken(way, rows, shape[0])
+        assert out.shape == (rows, shape[0])
+        if rows:
+            error = (out.double() - expected).abs().max() / expected.abs().max()
+            rounds = taken in (VECTORS, BY_ROWS, BY_FEATURES)
+            assert error < (ROUNDED[dtype] if rounds else 1e-5), (rows, view_in, view_out)
+            assert error > 1e-4 or not rounds, "it was widened"
+
+
+def can_be_taken(way, rows, outputs):
+    """Whether a way is one for so many rows."""
+    least = 2 if way in (TURNED, BY_FEATURES) else 0
     most = {
         CUT: MOST_CUT_ROWS,
         TURNED: MOST_CUT_ROWS,
         VECTORS: NARROW_TOKENS,
         BY_FEATURES: FEATURE_MAJOR_ROWS,
     }
-    can_be_taken = rows <= most.get(way, rows) and not (
-        (way in (TURNED, BY_FEATURES) and rows <= 1)
-        or (way == CUT and product_batches(shape[0], 1, rows) == 1)
-    )
-    assert (taken == way) == can_be_taken
-    assert out.shape == (rows, shape[0])
-    if rows:
-        error = (out.double() - expected).abs().max() / expected.abs().max()
-        rounds = taken in (VECTORS, BY_ROWS, BY_FEATURES)
-        assert error < (ROUNDED[dtype] if rounds else 1e-5)
-        assert error > 1e-4 or not rounds, "it was widened"
+    if way == CUT and product_batches(outputs, 1, rows) == 1:
+        return False
+    return least <= rows <= most.get(way, rows)
 
 
 @pytest.mark.skipif(not HAS_ONEDNN, reason="this torch has no such operator")
@@ -160,12 +162,12 @@ def test_what_is_faster_is_measured(slow, monkeypatch, threads):
     now = 0.0
 
     def ticking(name):
-        product = getattr(torch, name)
+        multiply = getattr(torch, name)
 
         def run(*arguments, **options):
             nonlocal now
             now += 2.0 if name in slow else 1.0
-            return product(*arguments, **options)
+            return multiply(*arguments, **options)
 
         return run
 
@@ -186,7 +188,8 @@ def test_what_is_faster_is_measured(slow, monkeypatch, threads):
     assert torch.get_num_threads() == threads
 
 
-def test_many_rows_take_one_way_in_the_whole_model(monkeypatch):
+@pytest.mark.parametrize("threads", [1], indirect=True)
+def test_many_rows_take_one_way_in_the_whole_model(monkeypatch, threads):
     """What lies between two products has one layout, so the sum of their times decides."""
     seconds = {(USUAL, 512): 1.0, (BY_ROWS, 512): 3.0, (USUAL, 640): 4.0, (BY_ROWS, 640): 1.0}
 
