@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edged.client import Chunk, Client
+from edged.errors import UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -137,6 +138,30 @@ def status_seconds(address: str, times: int = 7) -> float:
     return statistics.median(taken)
 
 
+def restart_seconds(client: Client) -> float:
+    """From the engine's death amid an answer until the model answers again; the client is told of the answer that was lost.
+
+    Raises:
+        RuntimeError: The answer went on.
+    """
+    stream = iter(client.generate("Once upon a time", max_tokens=900, ignore_eos=True, temperature=0.0))
+    next(event for event in stream if isinstance(event, Chunk))
+    killed = client.status().engine_pid
+    begin = time.perf_counter()
+    os.kill(killed, signal.SIGKILL)
+    try:
+        for _ in stream:
+            pass
+    except UnavailableError:
+        pass
+    else:
+        raise RuntimeError(f"the answer went on without the engine, process {killed}")
+    while client.wait_ready(timeout=120).engine_pid == killed:
+        time.sleep(0.005)
+    client.generate("Once upon a time", max_tokens=1).answer()
+    return time.perf_counter() - begin
+
+
 def fill_every_page(client: Client, vocabulary: int) -> None:
     """Run as many requests at once as the model takes, each to the end of its context."""
 
@@ -160,11 +185,13 @@ def measure(model: Path) -> dict[str, float]:
             overhead, step = min(token_overhead_ms(client) for _ in range(3))
             seconds = status_seconds(address)
             fill_every_page(client, vocabulary=40_000)
-        peak = memory.stop()
+            peak = memory.stop()
+            restart = restart_seconds(client)
     return {
         "token_overhead_ms": overhead,
         "token_step_ms": step,
         "status_seconds": seconds,
+        "restart_seconds": restart,
         "memory_vs_ledger": peak / status.ledger.total_bytes,
         "memory_peak_mib": peak / 2**20,
         "ledger_mib": status.ledger.total_bytes / 2**20,

@@ -4,7 +4,8 @@
 
 `decode_vs_transformers` and `prefill_vs_transformers` are times over transformers' (the worse of float32 and bfloat16).
 `token_overhead_ms` is what a client sees between two tokens less the executor's step, `status_seconds` a whole
-`edgectl status` process, `memory_vs_ledger` the peak of both processes (proportional set size) over the ledger's total.
+`edgectl status` process, `restart_seconds` the time from a SIGKILL of the engine amid an answer to the next answer,
+`memory_vs_ledger` the peak of both processes (proportional set size) over the ledger's total.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ BOUNDS = {
     "prefill_vs_transformers": "<= 1.0",
     "token_overhead_ms": "<= 0.5",
     "status_seconds": "<= 0.6",
+    "restart_seconds": "<= 10",
     "memory_vs_ledger": "0.8 to 1.0",
 }
 
