@@ -95,6 +95,13 @@ class AttentionPlan:
         parts = max(1, min(bucket.multiprocessors // (full * bucket.kv_heads), self.wide_parts))
         return replace(self, wide_tiles=tiles, wide_parts=parts, shared_parts=min(parts, self.shared_parts))
 
+    def of_many(self, bucket: Bucket, blocks: int) -> AttentionPlan:
+        """The same with so many thread blocks of `narrow` on a multiprocessor; as far as the scratch memory has room."""
+        parts = blocks * bucket.multiprocessors // (bucket.tokens * bucket.kv_heads)
+        return replace(
+            self, narrow_parts=max(1, min(parts, bucket.max_pages, self.parts - self.shared_parts))
+        )
+
 
 def workspace_bytes(bucket: Bucket, *, quantized: bool = False) -> int:
     """Bytes of scratch memory that attention over a bucket needs while it runs, sparse or not."""

@@ -36,6 +36,10 @@ class _Form(NamedTuple):
 
 _NARROW = {64: _Form(4, 4, 12), 128: _Form(4, 3, 12)}
 _ONE = _Form(8, 2, 8)
+_MANY = {64: _Form(4, 4, 12), 128: _Form(4, 2, 12)}
+_MANY_TOKENS = 32
+_MANY_BLOCKS = 3  # on a multiprocessor
+_MANY_SHARED_BYTES = 200 << 10  # that a thread block may ask for, where a multiprocessor has room for those
 _QUANTIZED = _Form(8, 3, 8, quantized=True)
 _LOG2E = 1.4426950408889634
 
@@ -64,6 +68,11 @@ class DecodeAttender:
         self._narrow_one = self._narrow
         if not quantized and _ONE.shared_bytes(head_dim) <= shared_bytes:
             self._narrow_one = _Narrow(function, f"narrow_one_{stored}", head_dim, _ONE, arguments)
+        self._narrow_many: _Narrow | None = None
+        if not quantized and shared_bytes >= _MANY_SHARED_BYTES:
+            self._narrow_many = _Narrow(
+                function, f"narrow_many_{stored}", head_dim, _MANY[head_dim], arguments
+            )
         self._wide = WideLauncher(
             function, stored, arguments, head_dim=head_dim, quantized=quantized, shared_bytes=shared_bytes
         )
@@ -89,16 +98,19 @@ class DecodeAttender:
             LaunchError: naming the argument, before anything runs.
         """
         batch, kv_heads = args.batch, args.arena.kv_heads
+        bucket = args.bucket(self.multiprocessors)
         wide, plan = self._wide.form_of(
-            args.bucket(self.multiprocessors),
+            bucket,
             args.plan(self.multiprocessors),
             dense=args.blocks is None,
             shares=args.local_blocks > 0,
         )
+        narrow = self._narrow_one if batch.tokens == 1 and args.blocks is not None else self._narrow
+        if self._narrow_many is not None and batch.tokens >= _MANY_TOKENS and args.blocks is not None:
+            narrow, plan = self._narrow_many, plan.of_many(bucket, _MANY_BLOCKS)
         if args.all_sparse and not plan.shared_parts:
             # (The kernels see it, too: `narrow` is then the launch behind that of the blocks, and waits before it reads them.)
             plan = replace(plan, wide_tiles=0, wide_parts=0)
-        narrow = self._narrow_one if batch.tokens == 1 and args.blocks is not None else self._narrow
         attend = _pack_attend(args, plan, least_units or narrow.least_units, wide.least_pages)
         packed = (*batch.pack(), *args.arena.pack_all(args.layer), *attend)
         if plan.wide_tiles:

@@ -3,8 +3,11 @@
 #include "decode_attention/units.cuh"
 
 // `kStages`: units that a warp has in shared memory, each keys and values.
+// `kMixed`: a warp takes not one unit of a sparse query after the other, but every so many of them, and of three pages one of
+// the last third. So the tokens of a step come to a page that several have selected at about the same time, and the last
+// pages, which all have and which are in L2, are read beside others that are not.
 // Grid: (narrow_parts, kv_heads, tokens).
-template <typename Unit, int kWarps, int kStages>
+template <typename Unit, int kWarps, int kStages, bool kMixed = false>
 __device__ __forceinline__ void narrow(const Batch& batch, const typename Unit::Pages& arena, const Attend& args) {
     extern __shared__ __align__(1024) unsigned char shared[];
     using T = typename Unit::Output;
@@ -56,25 +59,33 @@ __device__ __forceinline__ void narrow(const Batch& batch, const typename Unit::
     }
     const i32* blocks = dense ? nullptr : args.blocks + row * args.total + context.first;
 
-    // This warp's units, the first of them and the end.
+    // This warp's units: turns from the first to the end, which are the units where those are not mixed.
     constexpr int kKeys = Unit::kKeys, kPerPage = kPage / kKeys;
+    bool mixed = kMixed && !dense;
     int units = context.entries() * kPerPage;
     int workers = active * kWarps;
     int worker = part * kWarps + warp;
-    int first = (int)((u32)units * (u32)worker / (u32)workers);
-    int end = (int)((u32)units * (u32)(worker + 1) / (u32)workers);
+    int first = mixed ? 0 : (int)((u32)units * (u32)worker / (u32)workers);
+    int end = mixed ? ceil_div(units - worker, workers) : (int)((u32)units * (u32)(worker + 1) / (u32)workers);
+    auto unit_of = [&](int turn) { return mixed ? worker + turn * workers : turn; };
 
-    // Lane l knows the page and the first slot of entry `window + l`.
+    // Lane l knows the page and the first slot of entry `window + l`, or where units are mixed of turn `window + l`.
     const i32* table = batch.table(sequence);
     auto slot_of = [&](int entry) {  // the first of the entry's page
         if (entry >= context.pages) return (length / kPage + entry - context.pages) * kPage;
+        if (mixed) {
+            int third = context.pages / 3, turn = entry / 3;
+            if (turn >= third) entry -= third;
+            else entry = entry % 3 == 2 ? context.pages - third + turn : entry - turn;
+        }
         int block = dense ? entry : blocks[entry];
         return block < 0 ? kNothing : block * kPage;
     };
     int window = 0, entry_page = 0, entry_slot = 0;
     auto look_up = [&](int from) {
         window = from;
-        entry_slot = from + lane < context.entries() ? slot_of(from + lane) : kNothing;
+        int entry = mixed ? unit_of(from + lane) / kPerPage : from + lane;
+        entry_slot = entry < context.entries() ? slot_of(entry) : kNothing;
         entry_page = entry_slot < kNothing ? table[entry_slot / kPage] : 0;
     };
     // Rows g and g + 8 are heads of the group. Of a sparse query they were written before the launch before this one.
@@ -87,22 +98,22 @@ __device__ __forceinline__ void narrow(const Batch& batch, const typename Unit::
         is_ready = true;
     };
     if (dense) {
-        look_up(first / kPerPage);
+        look_up(mixed ? 0 : first / kPerPage);
         if (is_ready) load_heads();
     } else {
         load_heads();
         if (!is_ready) wait();
-        look_up(first / kPerPage);
+        look_up(mixed ? 0 : first / kPerPage);
     }
 
     u32 base = shared_address(shared) + warp * (kStages * Unit::kBytes);
-    auto load = [&](int unit) {
-        int entry = unit / kPerPage;
-        if (entry >= window + 32) look_up(entry);
-        int page = __shfl_sync(kFull, entry_page, entry - window);
-        int slot = __shfl_sync(kFull, entry_slot, entry - window) + unit % kPerPage * kKeys;
+    auto load = [&](int turn) {
+        int unit = unit_of(turn), entry = unit / kPerPage, known = mixed ? turn : entry;
+        if (known >= window + 32) look_up(known);
+        int page = __shfl_sync(kFull, entry_page, known - window);
+        int slot = __shfl_sync(kFull, entry_slot, known - window) + unit % kPerPage * kKeys;
         int limit = entry < context.pages ? context.limit : context.nodes_end;
-        u32 stage = base + (u32)((unit - first) % kStages) * Unit::kBytes;
+        u32 stage = base + (u32)((turn - first) % kStages) * Unit::kBytes;
         Unit::load(arena, page, kv_head, slot, limit, stage, lane);
     };
     float acc[kTiles][4] = {};
@@ -110,28 +121,28 @@ __device__ __forceinline__ void narrow(const Batch& batch, const typename Unit::
     float sum[2] = {0.0f, 0.0f};
     // Loads run kStages - 1 units ahead; the first rounds only load.
 #pragma unroll 1
-    for (int unit = first - (kStages - 1); unit < end; ++unit) {
+    for (int turn = first - (kStages - 1); turn < end; ++turn) {
         // The stage that is filled now was read in the last round, by this warp alone.
-        int ahead = unit + kStages - 1;
+        int ahead = turn + kStages - 1;
         // Of a dense query, what was stored before this step is under way before the launch before has ended.
-        if (!is_ready && (unit >= first || (ahead < end && (ahead + 1) * kKeys > length))) {
+        if (!is_ready && (turn >= first || (ahead < end && (ahead + 1) * kKeys > length))) {
             wait();
             load_heads();
         }
         if (ahead < end) load(ahead);
         copy_commit();
-        if (is_late && 2 * unit >= first + end) release(), is_late = false;
-        if (unit < first) continue;
+        if (is_late && 2 * turn >= first + end) release(), is_late = false;
+        if (turn < first) continue;
         copy_wait<kStages - 1>();
         __syncwarp();
-        Unit here(base + (u32)((unit - first) % kStages) * Unit::kBytes, lane);
+        Unit here(base + (u32)((turn - first) % kStages) * Unit::kBytes, lane);
         float s[kKeys / 8][4] = {};
         here.scores(s, q, lane);
 
         // (Loads ahead may have moved the window past this unit.)
-        int entry = unit / kPerPage;
-        int slot = __shfl_sync(kFull, entry_slot, (entry - window) & 31);
-        if (entry < window) slot = slot_of(entry);
+        int unit = unit_of(turn), entry = unit / kPerPage, known = mixed ? turn : entry;
+        int slot = __shfl_sync(kFull, entry_slot, (known - window) & 31);
+        if (known < window) slot = slot_of(entry);
         slot += unit % kPerPage * kKeys;
         if (entry < context.pages) {
             if (slot + kKeys > context.limit) {

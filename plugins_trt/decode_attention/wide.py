@@ -26,12 +26,8 @@ class Form(NamedTuple):
     least_pages: int  # that a thread block takes at least
 
     def shared_bytes(self, head_dim: int) -> int:
-        """Of a thread block: pages of keys and values, and what that form has beside them."""
-        pages = self.pages * 2 * BLOCK * 2 * head_dim
-        if self is SINGLE:
-            return self.rows * 2 * head_dim + pages  # queries
-        groups = self.threads * 64 // 128 // self.rows  # that hold sums of the same rows
-        return max(pages, groups * self.rows * 4 * (head_dim + 8))
+        """Of a thread block: queries, and pages of keys and values."""
+        return (self.rows + self.pages * 2 * BLOCK) * 2 * head_dim
 
 
 SINGLE = Form("wide", WIDE_ROWS, 128, 2, 2)

@@ -287,3 +287,24 @@ def test_a_bucket_fills_the_device_and_its_scratch_stays_small(tokens, sparse):
     else:
         assert 200 <= wide <= 2 * H200
     assert plan.workspace_bytes <= workspace_bytes(bucket) < 20 << 20
+
+
+@pytest.mark.parametrize("max_pages", [1, 3, 2048])
+@pytest.mark.parametrize("tokens", [32, 48, 64])
+def test_more_thread_blocks_for_many_tokens_take_no_more_scratch(tokens, max_pages):
+    bucket = Bucket(
+        tokens=tokens,
+        sequences=1,
+        heads=32,
+        kv_heads=2,
+        head_dim=128,
+        max_pages=max_pages,
+        multiprocessors=H200,
+    )
+    plan = AttentionPlan.of(bucket, sparse=True)
+    many = plan.of_many(bucket, 3)
+    assert many.parts <= plan.parts
+    assert 1 <= many.narrow_parts <= max_pages
+    assert many.narrow_parts * 2 * tokens <= 3 * H200
+    if max_pages == 2048:
+        assert many.narrow_parts * 2 * tokens > 2 * H200
