@@ -62,10 +62,10 @@ def attender_of(case):
     )
 
 
-def run(case, rule):
+def run(case, rule, **changes):
     rig = gpu()
     args, out = arguments(case, rule, rig.kernels.multiprocessors)
-    attender_of(case)(args, rig.stream)
+    attender_of(case)(replace(args, **changes), rig.stream)
     rig.stream.synchronize()
     return out
 

@@ -51,6 +51,20 @@ def test_a_tree_step_equals_the_references(rule):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("nodes", [(40, 20), (9, 3)])
+def test_a_step_without_dense_queries_attends_to_the_blocks_that_it_chose(nodes):
+    """The scratch memory is poisoned: blocks that are read before all are chosen lie nowhere."""
+    rng = random.Random(2)
+    parents = [random_parents(count, rng, 0.7) for count in nodes]
+    sequences = [(1000, nodes[0]), (790, nodes[1])]
+    case = make_case(sequences, parents=parents, tokens=sum(nodes), device="cuda", appended=False)
+    out = run(case, RULE, all_sparse=True)
+    _, expected = expected_of(case, RULE)
+    assert_rows_agree(out.float(), expected, "bfloat16")
+    assert torch.equal(out, run(case, RULE))
+
+
+@pytest.mark.gpu
 def test_sparse_equals_dense_when_every_block_is_selected():
     for sequences, tokens in (([(5000, 1)], 1), ([(5000, 9)], 16)):
         outs = [
