@@ -209,38 +209,45 @@ class SparseAttention:
         positions = sequence.positions[rows]
         scores = block_scores(q[rows], positions, fine, coarse, lse=self.rule.lse)
         chosen = choose(scores, positions, self.rule)  # [kv_heads, n, blocks]
-        for head in range(self._a.kv_heads):
-            group = slice(head * self._a.group, (head + 1) * self._a.group)
-            out[rows, group] = self._attend_blocks(
-                layer, head, sequence, q[rows, group], positions=positions, chosen=chosen[head], node=node
+        # A query's blocks are gathered, so as many heads are taken at a time as memory was planned for.
+        count = len(positions)
+        together = max(1, SPARSE_QUERIES // count)
+        # [kv_heads, n, G, D]
+        queries = q[rows].view(count, self._a.kv_heads, self._a.group, -1).transpose(0, 1)
+        results = out[rows].view(count, self._a.kv_heads, self._a.group, -1).transpose(0, 1)
+        for first in range(0, self._a.kv_heads, together):
+            heads = slice(first, min(first + together, self._a.kv_heads))
+            results[heads] = self._attend_blocks(
+                layer, heads, sequence, queries[heads], positions=positions, chosen=chosen[heads], node=node
             )
 
     def _attend_blocks(
         self,
         layer: int,
-        head: int,
+        heads: slice,
         sequence: SparseSequence,
-        q: torch.Tensor,  # [n, G, D]
+        q: torch.Tensor,  # [heads, n, G, D]
         *,
         positions: torch.Tensor,  # [n]
-        chosen: torch.Tensor,  # [n, blocks]
+        chosen: torch.Tensor,  # [heads, n, blocks]
         node: int | None,
     ) -> torch.Tensor:
-        """``[n, G, D]``: each query over its own blocks, gathered."""
-        most = int(chosen.sum(1).max())
+        """``[heads, n, G, D]``: each query over its own blocks, gathered."""
+        most = int(chosen.sum(2).max())
         # The chosen blocks first, in rising order; what fills up a shorter row is masked.
-        order = torch.sort(chosen.int(), dim=1, descending=True, stable=True)
-        blocks, valid = order.indices[:, :most], order.values[:, :most].bool()  # [n, most]
-        tokens = blocks[..., None] * PAGE_TOKENS + torch.arange(PAGE_TOKENS)  # [n, most, 64]
-        visible = (valid[..., None] & (tokens <= positions[:, None, None])).flatten(1)  # [n, most * 64]
-        seen = torch.minimum(tokens, positions[:, None, None])  # what lies behind a query is masked
-        slots = sequence.slots(seen.flatten(1), node)
+        order = torch.sort(chosen.int(), dim=2, descending=True, stable=True)
+        blocks, valid = order.indices[..., :most], order.values[..., :most].bool()  # [heads, n, most]
+        tokens = blocks[..., None] * PAGE_TOKENS + torch.arange(PAGE_TOKENS)  # [heads, n, most, 64]
+        limits = positions[:, None, None]
+        visible = (valid[..., None] & (tokens <= limits)).flatten(2)  # [heads, n, most * 64]
+        # What lies behind a query is masked.
+        slots = sequence.slots(torch.minimum(tokens, limits).flatten(2), node)
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-        keys = self._rows(layer, head, slots).to(wide)  # [n, most * 64, D]
-        scores = q.to(wide) @ keys.transpose(1, 2) / math.sqrt(self._a.head_dim)  # [n, G, most * 64]
-        weights = scores.masked_fill_(~visible[:, None], -math.inf).softmax(-1)
-        values = self._rows(layer, self._a.kv_heads + head, slots).to(wide)
-        return weights @ values
+        keys = self._rows(layer, heads, slots).to(wide)  # [heads, n, most * 64, D]
+        scores = q.to(wide) @ keys.transpose(2, 3) / math.sqrt(self._a.head_dim)  # [heads, n, G, most * 64]
+        weights = scores.masked_fill_(~visible[:, :, None], -math.inf).softmax(-1)
+        behind = slice(self._a.kv_heads + heads.start, self._a.kv_heads + heads.stop)
+        return weights @ self._rows(layer, behind, slots).to(wide)
 
     def _keys(
         self, layer: int, sequence: SparseSequence, start: int, end: int, node: int | None = None
@@ -252,10 +259,11 @@ class SparseAttention:
             return keys
         return dequantize(keys, self._scales[layer, : self._a.kv_heads].index_select(1, slots))
 
-    def _rows(self, layer: int, head: int, slots: torch.Tensor) -> torch.Tensor:
-        """What is stored in ``slots`` of a head of keys, or of values behind these, ``[.., D]``."""
-        rows = self._kv[layer, head][slots]
-        return rows if self._scales is None else dequantize(rows, self._scales[layer, head][slots])
+    def _rows(self, layer: int, heads: slice, slots: torch.Tensor) -> torch.Tensor:
+        """What is stored in ``slots [heads, n, m]`` of some heads of keys, or of values behind these, ``[.., D]``."""
+        which = torch.arange(heads.start, heads.stop)[:, None, None]
+        rows = self._kv[layer][which, slots]
+        return rows if self._scales is None else dequantize(rows, self._scales[layer][which, slots])
 
 
 def _lay_over(
