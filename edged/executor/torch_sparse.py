@@ -69,6 +69,10 @@ class SparseSequence:
         """New tokens, and their positions, that may complete a compressed key."""
         self.node_keys: dict[tuple[int, int], torch.Tensor] = {}
         """Compressed keys that nodes complete in the layer at hand, ``[kv_heads, D]`` by (node, stride)."""
+        self._alike: list[torch.Tensor] | None = None
+        self._ancestors = torch.zeros(count, max(map(len, paths or [()])), dtype=torch.int64)
+        for node, path in enumerate(self.paths or ()):
+            self._ancestors[node, : len(path)] = path
 
     @property
     def has_dense(self) -> bool:
@@ -80,12 +84,31 @@ class SparseSequence:
         """Whether a new token attends sparsely."""
         return any(self.is_sparse)
 
-    def slots(self, positions: torch.Tensor, node: int | None = None) -> torch.Tensor:
-        """Where the tokens at ``positions`` lie that a chain, or the path to ``node`` of a tree, has there."""
-        if node is not None and self.paths is not None:
-            new = positions >= self.length
-            positions = positions.clone()
-            positions[new] = self.length + self.paths[node][positions[new] - self.length]
+    @property
+    def alike(self) -> Sequence[torch.Tensor]:
+        """Sparse nodes of a tree whose paths complete the same compressed keys, so that they see the same ones."""
+        if self._alike is None:
+            completed = {node for node, _ in self.node_keys}
+            groups: dict[tuple[int, ...], list[int]] = {}
+            for node, path in enumerate(self.paths or ()):
+                if self.is_sparse[node]:
+                    groups.setdefault(tuple(each for each in path.tolist() if each in completed), []).append(
+                        node
+                    )
+            self._alike = [torch.tensor(nodes) for nodes in groups.values()]
+        return self._alike
+
+    def slots(self, positions: torch.Tensor, nodes: torch.Tensor | None = None) -> torch.Tensor:
+        """Where the tokens at ``positions`` lie that a chain, or the paths to nodes of a tree, have there.
+
+        Args:
+            positions: Any shape; ``[.., n, m]`` with nodes.
+            nodes: ``[n]``; a position is none behind its node's.
+        """
+        if nodes is not None:
+            depth = (positions - self.length).clamp_(0, self._ancestors.shape[1] - 1)
+            ancestors = self.length + self._ancestors[nodes[:, None], depth]
+            positions = torch.where(positions < self.length, positions, ancestors)
         return self.table[positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS
 
 
@@ -182,15 +205,18 @@ class SparseAttention:
         fine = compressed_keys(self._fine[layer], sequence.table)
         coarse = compressed_keys(self._coarse[layer], sequence.table)
         if sequence.paths is not None:
-            for node, path in enumerate(sequence.paths):
-                if sequence.is_sparse[node]:
-                    _lay_over(fine, sequence, path, KERNEL, STRIDE)
-                    _lay_over(coarse, sequence, path, COARSE_KERNEL, COARSE_STRIDE)
-                    rows = slice(node, node + 1)
-                    self._attend_rows(layer, sequence, q, out, rows=rows, fine=fine, coarse=coarse, node=node)
+            for nodes in sequence.alike:
+                # What the deepest completes is there for all of them, behind what the others see.
+                path = max((sequence.paths[node] for node in nodes.tolist()), key=len)
+                _lay_over(fine, sequence, path, KERNEL, STRIDE)
+                _lay_over(coarse, sequence, path, COARSE_KERNEL, COARSE_STRIDE)
+                for rows in nodes.split(SPARSE_QUERIES):
+                    self._attend_rows(
+                        layer, sequence, q, out, rows=rows, fine=fine, coarse=coarse, nodes=rows
+                    )
             return
         for first in range(sequence.dense, sequence.count, SPARSE_QUERIES):
-            rows = slice(first, min(first + SPARSE_QUERIES, sequence.count))
+            rows = torch.arange(first, min(first + SPARSE_QUERIES, sequence.count))
             self._attend_rows(layer, sequence, q, out, rows=rows, fine=fine, coarse=coarse)
 
     def _attend_rows(
@@ -200,26 +226,33 @@ class SparseAttention:
         q: torch.Tensor,
         out: torch.Tensor,
         *,
-        rows: slice,
+        rows: torch.Tensor,  # [n]
         fine: torch.Tensor,
         coarse: torch.Tensor,
-        node: int | None = None,
+        nodes: torch.Tensor | None = None,
     ) -> None:
-        """Some queries of a chain, or one of a tree."""
-        positions = sequence.positions[rows]
-        scores = block_scores(q[rows], positions, fine, coarse, lse=self.rule.lse)
+        """Some queries of a chain, or nodes of a tree."""
+        positions, queries = sequence.positions[rows], q[rows]
+        scores = block_scores(queries, positions, fine, coarse, lse=self.rule.lse)
         chosen = choose(scores, positions, self.rule)  # [kv_heads, n, blocks]
         # A query's blocks are gathered, so as many heads are taken at a time as memory was planned for.
         count = len(positions)
         together = max(1, SPARSE_QUERIES // count)
-        # [kv_heads, n, G, D]
-        queries = q[rows].view(count, self._a.kv_heads, self._a.group, -1).transpose(0, 1)
-        results = out[rows].view(count, self._a.kv_heads, self._a.group, -1).transpose(0, 1)
+        shape = (count, self._a.kv_heads, self._a.group, -1)
+        results = out.new_empty(queries.shape)
+        of_queries, of_results = (each.view(shape).transpose(0, 1) for each in (queries, results))
         for first in range(0, self._a.kv_heads, together):
             heads = slice(first, min(first + together, self._a.kv_heads))
-            results[heads] = self._attend_blocks(
-                layer, heads, sequence, queries[heads], positions=positions, chosen=chosen[heads], node=node
+            of_results[heads] = self._attend_blocks(
+                layer,
+                heads,
+                sequence,
+                of_queries[heads],
+                positions=positions,
+                chosen=chosen[heads],
+                nodes=nodes,
             )
+        out[rows] = results
 
     def _attend_blocks(
         self,
@@ -230,7 +263,7 @@ class SparseAttention:
         *,
         positions: torch.Tensor,  # [n]
         chosen: torch.Tensor,  # [heads, n, blocks]
-        node: int | None,
+        nodes: torch.Tensor | None,  # [n]
     ) -> torch.Tensor:
         """``[heads, n, G, D]``: each query over its own blocks, gathered."""
         most = int(chosen.sum(2).max())
@@ -241,7 +274,7 @@ class SparseAttention:
         limits = positions[:, None, None]
         visible = (valid[..., None] & (tokens <= limits)).flatten(2)  # [heads, n, most * 64]
         # What lies behind a query is masked.
-        slots = sequence.slots(torch.minimum(tokens, limits).flatten(2), node)
+        slots = sequence.slots(torch.minimum(tokens, limits).flatten(2), nodes)
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         keys = self._rows(layer, heads, slots).to(wide)  # [heads, n, most * 64, D]
         scores = q.to(wide) @ keys.transpose(2, 3) / math.sqrt(self._a.head_dim)  # [heads, n, G, most * 64]
@@ -253,7 +286,12 @@ class SparseAttention:
         self, layer: int, sequence: SparseSequence, start: int, end: int, node: int | None = None
     ) -> torch.Tensor:
         """Stored keys of positions ``start`` to ``end``, ``[kv_heads, n, D]``."""
-        slots = sequence.slots(torch.arange(start, end), node)
+        positions = torch.arange(start, end)
+        slots = (
+            sequence.slots(positions)
+            if node is None
+            else sequence.slots(positions[None], torch.tensor([node])).flatten()
+        )
         keys = self._kv[layer, : self._a.kv_heads].index_select(1, slots)
         if self._scales is None:
             return keys
