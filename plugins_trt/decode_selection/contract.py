@@ -20,6 +20,9 @@ MANY = 32
 """Tokens of a bucket from which thread blocks share heads and keys in shared memory."""
 KEYS = 256  # compressed keys that a thread block of many tokens takes
 TILES = (2, 4, 8, 16)  # tokens that a thread block takes
+GROUP_KEYS = 128  # compressed keys that a thread block of `lse_groups` takes
+GROUP_LSE_TILES = (4, 8, 16)
+GROUP_SCORE_TILES = (8, 16, 32)
 MAX_PAGES = 8192
 """Pages of a table that is compared: 524 288 tokens."""
 
@@ -32,8 +35,9 @@ class SelectionPlan:
     """How one bucket is cut and where its scratch memory lies; depends on sizes alone."""
 
     lse_parts: int  # thread blocks along the coarse (or fine) keys
+    group_lse_parts: int  # the same of warpgroups
     score_parts: int  # thread blocks along the fine keys
-    lse_bytes: int  # float32 [T, Hkv, lse_parts + 1, 16]
+    lse_bytes: int  # float32 [T, Hkv, (lse_parts or group_lse_parts) + 1, 16]
     score_stride: int  # blocks of a row of scores
     scores_bytes: int  # float32 [T, Hkv, score_stride]
     first_bytes: int  # float32 [T, Hkv, score_parts]
@@ -57,10 +61,12 @@ class SelectionPlan:
             )
         score_parts = ceil_div(max_pages, WARPS * 4)
         lse_parts = score_parts if lse == "exact" else ceil_div(max_pages, WARPS * 16)
+        group_lse_parts = ceil_div(max_pages * (4 if lse == "exact" else 1), GROUP_KEYS)
         return cls(
             lse_parts=lse_parts,
+            group_lse_parts=group_lse_parts,
             score_parts=score_parts,
-            lse_bytes=round_up(tokens * kv_heads * (lse_parts + 1) * _HEADS * 4, 256),
+            lse_bytes=round_up(tokens * kv_heads * (max(lse_parts, group_lse_parts) + 1) * _HEADS * 4, 256),
             score_stride=score_parts * WARPS * 4,
             scores_bytes=round_up(tokens * kv_heads * score_parts * WARPS * 4 * 4, 256),
             first_bytes=round_up(tokens * kv_heads * score_parts * 4, 256),
@@ -68,15 +74,15 @@ class SelectionPlan:
         )
 
 
-def tile_of(*, tokens: int, parts: int, kv_heads: int, at_once: int) -> int:
+def tile_of(*, tokens: int, parts: int, kv_heads: int, at_once: int, tiles: tuple[int, ...] = TILES) -> int:
     """Tokens that a thread block takes: as few as let all blocks run `at_once`, or the most there are.
 
     A block takes its tokens one after the other.
     """
-    for tile in TILES:
+    for tile in tiles:
         if parts * kv_heads * ceil_div(tokens, tile) <= at_once:
             return tile
-    return TILES[-1] if tokens > TILES[-2] else TILES[-2]
+    return tiles[-1] if tokens > tiles[-2] else tiles[-2]
 
 
 def workspace_bytes(*, tokens: int, kv_heads: int, max_pages: int, lse: str = "approximate") -> int:

@@ -122,7 +122,7 @@ __device__ __forceinline__ void scores_one(const Batch& batch, const Arena& aren
         }
     }
     __syncthreads();
-    if (is_last) choose_any(batch, args, blockIdx.z, 0, kv_head, one.position);
+    if (is_last) choose_any(batch, args, stored, 0, kv_head, one.position);
 }
 
 #define ONE(type, suffix, dim)                                                           \

@@ -3,7 +3,8 @@
 //   scores: softmax weight of every fine key, summed over the heads of a group, reduced to a number a block;
 //   choose: the best blocks of each token and KV head (choose.cu).
 // A step of one token takes two, which are apart: see one.cu. Of many tokens the first two are those of lse_many.cu and
-// scores_many.cu, which have more in shared memory.
+// scores_many.cu, which have more in shared memory; of trees, where the device has warpgroup products, those of
+// lse_groups.cu and scores_groups.cu.
 #include "decode_selection/nodes.cuh"
 
 // A part of the stored keys for a tile of tokens; waits for the launches before.

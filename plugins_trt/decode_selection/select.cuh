@@ -6,7 +6,7 @@ struct Select {
     const u16* q;            // [T, heads, D], rotated
     const u16* node_fine;    // [T, kv_heads, D], trees only
     const u16* node_coarse;  // [T, kv_heads, D], trees only
-    float* lse;              // [T, kv_heads, lse_parts, 16], base 2
+    float* lse;              // [T, kv_heads, lse_parts, 16], base 2; a part is 256 keys, by warpgroups 128
     float* scores;           // [T, kv_heads, score_stride]: of each block, but for the slot behind its CTA's last
     float* first_slots;      // [T, kv_heads, score_stride / 64]: of the first slot of each CTA of `scores`
     float* node_scores;      // [T, kv_heads, kNodeKeys, 2]: slot (an integer's bits) and score, trees only
@@ -23,7 +23,7 @@ struct Select {
     i32 dense_below;
     i32 exact;
     i32 score_stride;  // a multiple of 64
-    i32 tile;          // tokens of a sequence that a CTA of several takes, at most kTokens
+    i32 tile;          // tokens of a sequence that a CTA of several takes
     i32 unused;
 };
 

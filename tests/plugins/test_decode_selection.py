@@ -5,7 +5,14 @@ import torch
 from decode_cases import array, fill, gpu, make_case, random_parents
 
 from plugins_trt.contract import LaunchError, SelectionRule
-from plugins_trt.decode_selection.contract import TILES, DecodeSelection, tile_of, workspace_bytes
+from plugins_trt.decode_selection.contract import (
+    GROUP_LSE_TILES,
+    GROUP_SCORE_TILES,
+    TILES,
+    DecodeSelection,
+    tile_of,
+    workspace_bytes,
+)
 from plugins_trt.decode_selection.launch import DecodeSelector
 from plugins_trt.decode_selection.reference import block_scores, choose
 
@@ -36,13 +43,14 @@ def arguments(case, rule, poison=float("nan")):
     ), (blocks, counts, arrived)
 
 
-def run(case, rule, poison=float("nan")):
+def run(case, rule, poison=float("nan"), *, groups=True):
     rig = gpu()
     selector = DecodeSelector(
         rig.kernels.operator("decode_selection"),
         dtype=str(case.dtype).removeprefix("torch."),
         head_dim=case.dim,
         multiprocessors=rig.kernels.multiprocessors,
+        groups=groups,
     )
     args, (blocks, counts, arrived) = arguments(case, rule, poison)
     for _ in range(2):  # the second launch finds what the first left behind
@@ -68,9 +76,9 @@ def scores_of(case, rule, query):
     )
 
 
-def check(case, rule, tolerance=1e-4):
+def check(case, rule, tolerance=1e-4, *, groups=True):
     """Every list is ascending and holds the reference's blocks, but for those that rounding could swap."""
-    blocks, counts = run(case, rule)
+    blocks, counts = run(case, rule, groups=groups)
     for token, sequence, position, mask in case.queries():
         if position + 1 < rule.dense_below:
             assert not counts[token].any()
@@ -138,14 +146,37 @@ def test_ragged_batches_see_the_compressed_keys_of_their_own_step(lse, window):
 @pytest.mark.parametrize("lse", ["approximate", "exact"])
 @pytest.mark.parametrize("window", [0, 128])
 @pytest.mark.parametrize("length", [0, 20, 100, 127, 1000, 5001])
-def test_a_node_sees_the_compressed_keys_of_its_own_path(lse, window, length):
+@pytest.mark.parametrize("groups", [False, True])
+def test_a_node_sees_the_compressed_keys_of_its_own_path(lse, window, length, groups):
+    """By the kernels that every device has, and by those for warpgroups."""
     rule = SelectionRule(init_blocks=1, window=window, top_k=4, dense_below=0, lse=lse)
     rng = random.Random(length)
     for nodes, depth_first in ((64, 1.0), (64, 0.9), (17, 0.5), (1, 0.0)):
         parents = [random_parents(nodes, rng, depth_first)]
-        check(make_case([(length, nodes)], parents=parents, device="cuda", seed=nodes), rule)
+        check(make_case([(length, nodes)], parents=parents, device="cuda", seed=nodes), rule, groups=groups)
     parents = [random_parents(20, rng, 0.95), random_parents(30, rng, 0.95)]
-    check(make_case([(length, 20), (300, 30)], parents=parents, tokens=64, device="cuda"), rule)
+    case = make_case([(length, 20), (300, 30)], parents=parents, tokens=64, device="cuda")
+    check(case, rule, groups=groups)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lse", ["approximate", "exact"])
+@pytest.mark.parametrize("groups", [False, True])
+@pytest.mark.parametrize(
+    "layout",
+    [(32, 2, 128, "bfloat16"), (16, 2, 64, "float16"), (9, 3, 64, "bfloat16"), (4, 4, 128, "float16")],
+)
+def test_trees_of_any_layout_select_the_references_blocks(lse, groups, layout):
+    heads, kv_heads, dim, dtype = layout
+    rng = random.Random(dim)
+    rule = SelectionRule(init_blocks=1, window=128, top_k=6, dense_below=0, lse=lse)
+    for length, nodes in ((9999, 2), (12_345, 12), (66_000, 33)):
+        case = make_case(
+            [(length, nodes)], heads=heads, kv_heads=kv_heads, dim=dim, dtype=dtype, device="cuda",
+            parents=[random_parents(nodes, rng)], tokens=min(64, 2 * nodes), seed=nodes,
+            max_pages=(length + nodes) // 64 + 1 + nodes,
+        )  # fmt: skip
+        check(case, rule, groups=groups)
 
 
 @pytest.mark.gpu
@@ -251,11 +282,12 @@ def test_arguments_are_refused_by_name():
 @pytest.mark.parametrize("tokens", [2, 4, 8, 16, 32, 64])
 @pytest.mark.parametrize("parts", [1, 9, 33, 128])
 @pytest.mark.parametrize("multiprocessors", [8, 16, 132, 188])
-def test_tiles_are_as_small_as_lets_all_blocks_run_at_once(tokens, parts, multiprocessors):
+@pytest.mark.parametrize("tiles", [TILES, GROUP_LSE_TILES, GROUP_SCORE_TILES])
+def test_tiles_are_as_small_as_lets_all_blocks_run_at_once(tokens, parts, multiprocessors, tiles):
     def blocks(tile):
         return parts * 2 * -(-tokens // tile)
 
-    tile = tile_of(tokens=tokens, parts=parts, kv_heads=2, at_once=multiprocessors)
-    assert tile in TILES
-    assert tile == TILES[0] or blocks(tile // 2) > multiprocessors
-    assert blocks(tile) <= multiprocessors or tile >= min(tokens, TILES[-1])
+    tile = tile_of(tokens=tokens, parts=parts, kv_heads=2, at_once=multiprocessors, tiles=tiles)
+    assert tile in tiles
+    assert tile == tiles[0] or blocks(tile // 2) > multiprocessors
+    assert blocks(tile) <= multiprocessors or tile >= min(tokens, tiles[-1])

@@ -89,6 +89,8 @@ def test_sources_for_one_capability_are_left_out_elsewhere():
     only = {each.name: each.only for each in sources() if each.only is not None}
     assert only == {
         "decode_attention/wide_groups": (9, 0),
+        "decode_selection/lse_groups": (9, 0),
+        "decode_selection/scores_groups": (9, 0),
         "ternary_linear/wide": (9, 0),
         "w4a16_linear/wide": (9, 0),
     }

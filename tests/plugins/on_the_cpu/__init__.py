@@ -38,11 +38,16 @@ class Kernels:
         if compiler is None:
             pytest.skip("no C++ compiler here")
         files = [HERE / "run.cpp"]
+        shared = (PLUGINS / "common.cuh").read_text()
+        (folder / "arena.cuh").write_text(
+            "#pragma once\n" + shared[shared.index("// One pool of one layer") :]
+        )
         for source in sources:
             text = re.sub(
                 r"extern __shared__ __align__\(\d+\) (.+) (\w+)\[\];", r"\1* \2 = g_ring;", source.read_text()
             )
             # ctypes passes no structs of unknown layout: each kernel gets a caller that takes a pointer to one.
+            text = re.sub(_STRUCTS, _one_pointer, text)
             text = re.sub(
                 r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?([\w#]+)\(const (\w+) args\)(\s*)\{',
                 r'extern "C" void \1(const void* pointer)\3{ const \2& args = *static_cast<const \2*>(pointer);',
@@ -56,7 +61,7 @@ class Kernels:
             digest.update(path.read_bytes())
         library = CACHE / f"{digest.hexdigest()[:16]}.so"
         if not library.exists():
-            _compile(compiler, files, folder / "kernels.so", library)
+            _compile(compiler, files, folder, library)
         self._library = ctypes.CDLL(str(library))
 
     def run(
@@ -76,9 +81,25 @@ class Kernels:
         assert not left, f"{left} threads of {name} wait for others that never come"
 
 
-def _compile(compiler: str, files: list[Path], made: Path, library: Path) -> None:
+_STRUCTS = re.compile(
+    r'(extern "C" __global__ void (?:__launch_bounds__\((?:[^()]|\([^()]*\))*\))?[\s\\]*[\w#]+)'
+    r"\(\s*((?:const (?:__grid_constant__ )?\w+ \w+,?\s*){2,})\)\s*\{"
+)
+
+
+def _one_pointer(kernel: re.Match[str]) -> str:
+    """A kernel that takes several structs, as one that takes a pointer to all of them, one behind the other."""
+    structs = re.findall(r"(\w+) (\w+)(?:,|$)", " ".join(kernel[2].split()))
+    members = " ".join(f"{kind} {name};" for kind, name in structs)
+    names = " ".join(f"const {kind}& {name} = of.{name};" for kind, name in structs)
+    head = f"{kernel[1]}(const void* pointer) {{ struct Of {{ {members} }};"
+    return f"{head} const Of& of = *static_cast<const Of*>(pointer); {names}"
+
+
+def _compile(compiler: str, files: list[Path], folder: Path, library: Path) -> None:
+    made = folder / "kernels.so"
     # The stand-in is found before the header whose name it has.
-    includes = [f"-I{HERE}", f"-I{PLUGINS}"]
+    includes = [f"-I{HERE}", f"-I{PLUGINS}", f"-I{folder}"]
     options = ["-O2", "-std=c++20", "-fPIC", "-shared", "-fno-strict-aliasing", "-w"]
     command = [compiler, *options, *includes, "-o", str(made), *map(str, files)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

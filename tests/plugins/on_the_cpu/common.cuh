@@ -8,9 +8,11 @@
 // may. A kernel that waits too little fails in the first way, one that overwrites what is still read in the second.
 // Exchanges between a warp's lanes need all of its lanes, as the device's do with full masks.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <ucontext.h>
 #include <vector>
 
@@ -26,12 +28,20 @@ using i64 = long long;
 #define __noinline__
 #define __launch_bounds__(...)
 #define __shared__ static
+#define __grid_constant__
+#define __align__(bytes) __attribute__((aligned(bytes)))
 
 struct alignas(16) uint4 {
     u32 x, y, z, w;
 };
 struct alignas(8) uint2 {
     u32 x, y;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct alignas(8) float2 {
+    float x, y;
 };
 struct Place {
     unsigned x, y, z;
@@ -51,7 +61,7 @@ class Barrier;
 
 // A thread of the device.
 struct Thread {
-    Place thread, block, grid;
+    Place thread, block, grid, size;
     Warp* warps;
     Barrier* barrier;
     unsigned char* ring;                    // dynamic shared memory
@@ -63,6 +73,7 @@ extern Thread* g_now;  // whose turn it is
 #define threadIdx (g_now->thread)
 #define blockIdx (g_now->block)
 #define gridDim (g_now->grid)
+#define blockDim (g_now->size)
 #define g_ring (g_now->ring)
 
 void make_ready(Thread* thread);
@@ -97,6 +108,7 @@ private:
 // What a warp's threads show each other for a tensor-core product, or in an exchange.
 struct Warp {
     Barrier barrier{32};
+    Barrier group{128};  // of a warpgroup, in the first of its warps
     u32 a[32][4];
     u32 b[32][2];
     u64 shown[32];
@@ -104,6 +116,7 @@ struct Warp {
 extern bool g_lazy;
 inline Warp& this_warp() { return g_now->warps[threadIdx.x / 32]; }
 
+constexpr int kPage = 64, kFineSlots = 4;
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr u32 kFull = 0xffffffffu;
 #define kInfinity __builtin_inff()
@@ -125,7 +138,16 @@ inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
+inline int __float_as_int(float value) { return bits<int>(value); }
 inline int __clzll(i64 x) { return x == 0 ? 64 : __builtin_clzll((u64)x); }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz((u32)x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __ffsll(i64 x) { return __builtin_ffsll(x); }
+inline int __popc(u32 x) { return __builtin_popcount(x); }
+template <typename T>
+inline T __ldcg(const T* pointer) {
+    return *pointer;
+}
 
 // Gives `use` what all lanes of this thread's warp show.
 template <typename Use>
@@ -139,7 +161,24 @@ inline auto exchange(u64 mine, Use use) {
 }
 template <typename T>
 inline T __shfl_xor_sync(u32, T x, int lanes) {
-    return exchange((u64)x, [&](const u64* shown) { return (T)shown[threadIdx.x % 32 ^ lanes]; });
+    static_assert(sizeof(T) <= 8);
+    u64 mine = 0;
+    std::memcpy(&mine, &x, sizeof(T));
+    mine = exchange(mine, [&](const u64* shown) { return shown[threadIdx.x % 32 ^ lanes]; });
+    std::memcpy(&x, &mine, sizeof(T));
+    return x;
+}
+inline u32 __shfl_sync(u32, u32 x, int lane) {
+    return exchange((u64)x, [&](const u64* shown) { return (u32)shown[lane]; });
+}
+inline u32 __reduce_add_sync(u32, u32 x) {
+    return exchange((u64)x, [](const u64* shown) { return (u32)std::accumulate(shown, shown + 32, (u64)0); });
+}
+inline u32 __reduce_min_sync(u32, u32 x) {
+    return exchange((u64)x, [](const u64* shown) { return (u32)*std::min_element(shown, shown + 32); });
+}
+inline u32 __reduce_max_sync(u32, u32 x) {
+    return exchange((u64)x, [](const u64* shown) { return (u32)*std::max_element(shown, shown + 32); });
 }
 template <typename T>
 inline T __shfl_up_sync(u32, T x, int lanes) {
@@ -161,6 +200,7 @@ inline void __match_all_sync(u32, int x, int* same) {
         return 1;
     });
 }
+inline int atomicAdd(int* at, int value) { return __atomic_fetch_add(at, value, __ATOMIC_RELAXED); }
 inline u32 atomicAdd(u32* at, u32 value) { return __atomic_fetch_add(at, value, __ATOMIC_RELAXED); }
 inline u64 atomicAdd(u64* at, u64 value) { return __atomic_fetch_add(at, value, __ATOMIC_RELAXED); }
 inline u32 add_in_order(u32* at, u32 value) { return __atomic_fetch_add(at, value, __ATOMIC_ACQ_REL); }
@@ -210,8 +250,19 @@ struct BF16 : Pairs<BF16> {
 };
 
 inline float exp2_fast(float x) { return std::exp2(x); }
+inline float log2_fast(float x) { return std::log2(x); }
+inline float fmaxf(float a, float b) { return std::fmax(a, b); }
+inline float warp_max(float x) {
+    for (int lanes = 16; lanes > 0; lanes >>= 1) x = fmaxf(x, __shfl_xor_sync(kFull, x, lanes));
+    return x;
+}
+inline float warp_sum(float x) {
+    for (int lanes = 16; lanes > 0; lanes >>= 1) x += __shfl_xor_sync(kFull, x, lanes);
+    return x;
+}
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 inline int min_int(int a, int b) { return a < b ? a : b; }
+inline int max_int(int a, int b) { return a > b ? a : b; }
 
 inline void Copy::run() const {
     if (valid) std::memcpy(g_ring + to, from, bytes);
@@ -241,3 +292,5 @@ inline u32 swizzled(int row, int piece) {
 }
 inline void wait_for_dependencies() {}
 inline void launch_dependents() {}
+
+#include "arena.cuh"  // the arena and the batch, as the real header has them

@@ -85,7 +85,7 @@ extern "C" int run(
                     Thread* thread = all.emplace_back(std::make_unique<Thread>()).get();
                     thread->thread = {(unsigned)t, 0, 0};
                     thread->block = {(unsigned)x, (unsigned)y, 0};
-                    thread->grid = {(unsigned)columns, (unsigned)rows, 1};
+                    thread->grid = {(unsigned)columns, (unsigned)rows, 1}, thread->size = {(unsigned)threads, 1, 1};
                     thread->warps = block->warps.data(), thread->barrier = &block->barrier, thread->ring = block->ring;
                     getcontext(&thread->context);
                     thread->context.uc_stack.ss_sp = stack;

@@ -4,5 +4,4 @@
 
 inline u32 masked_or(u32 word, u32 mask, u32 bits) { return (word & mask) | bits; }
 inline float bits_as_float(u32 word) { return bits<float>(word); }
-inline int max_int(int a, int b) { return a > b ? a : b; }
 inline void __syncwarp() { this_warp().barrier.arrive_and_wait(); }
