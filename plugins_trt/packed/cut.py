@@ -25,24 +25,23 @@ class Wide:
     """A kernel: what its thread blocks take, in its macro's order."""
 
     rows: int
-    along_outputs: int  # warpgroups
-    along_inputs: int
+    warpgroups: int
     stages: int
 
     @property
     def threads(self) -> int:
         """Threads of a thread block: warpgroups, and a warp that copies."""
-        return 128 * self.along_outputs * self.along_inputs + 32
+        return 128 * self.warpgroups + 32
 
     @property
     def tiles(self) -> int:
         """Tiles of a thread block."""
-        return 4 * self.along_outputs
+        return 4 * self.warpgroups
 
     @property
     def name(self) -> str:
         """In the kernel's name."""
-        return f"n{self.rows}_m{self.along_outputs}_k{self.along_inputs}"
+        return f"n{self.rows}_m{self.warpgroups}"
 
     def shared_bytes(self, inputs: int, units: int, scale_bytes: int) -> int:
         """Dynamic shared memory: the ring.
@@ -54,10 +53,6 @@ class Wide:
         """
         stage = 2 * inputs * self.rows + self.tiles * (512 * units + scale_bytes)
         return self.stages * round_up(stage, 1024)
-
-    def rounds_of_a_block(self, rounds: int, shares: int) -> int:
-        """Rounds of a thread block, in the time of one of 16 tiles each."""
-        return ceil_div(ceil_div(rounds, shares), self.along_inputs)
 
 
 @dataclass(frozen=True)
@@ -83,10 +78,9 @@ class Cut:
 
 _START = 5.3
 _JOIN = 0.3
-_REDUCE = 0.75
-_WITHIN = 0.4
+_REDUCE = 0.7
 """In rounds of 16 tiles and 64 rows, as measured on an H200: of a thread block; of each share of the inputs where a cluster
-adds them up and where another launch does; and of a thread block whose warpgroups share inputs."""
+adds them up and where another launch does."""
 
 
 def most_shares(tiles: int, rounds: int, multiprocessors: int) -> int:
@@ -108,11 +102,11 @@ def cut_of(
     """
 
     def time(cut: Cut) -> float:
-        at_once = clusters(cut.kind, cut.shares) if cut.in_clusters else multiprocessors // cut.shares
-        work = cut.kind.along_outputs * cut.kind.along_inputs / 4
-        each = cut.kind.rounds_of_a_block(rounds, cut.shares) * work
+        at_once = multiprocessors // cut.shares
+        if cut.in_clusters:
+            at_once = max(1, min(at_once, clusters(cut.kind, cut.shares)))
+        each = ceil_div(rounds, cut.shares) * cut.kind.tiles / _WIDEST
         end = 0.0 if cut.shares == 1 else (_JOIN if cut.in_clusters else _REDUCE) * cut.shares
-        end += _WITHIN if cut.kind.along_inputs > 1 else 0.0
         # Rounds of fewer rows take less time, the rest does not.
         longer = math.sqrt(MAX_ROWS / cut.kind.rows)
         return ceil_div(cut.blocks, at_once) * (_START * longer + each) + end * longer

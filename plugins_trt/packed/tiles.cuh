@@ -5,3 +5,12 @@
 
 constexpr int kTile = 16;  // outputs of a tile
 constexpr int kHalf = 8;   // of them gate's, of gated weights
+
+// Sums of outputs that lie together.
+struct alignas(16) Four {
+    float at[4];
+};
+__device__ __forceinline__ void add_four(float (&sum)[4], const Four& more) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sum[j] += more.at[j];
+}

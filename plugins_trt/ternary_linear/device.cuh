@@ -10,3 +10,10 @@ __device__ __forceinline__ void copy_where(bool valid, u32 shared, const void* g
         "l"(global), "r"((u32)valid)
         : "memory");
 }
+
+// (word & mask) ^ bits, in one instruction: left to itself, the compiler makes two of it where both are constants.
+__device__ __forceinline__ u32 masked_xor(u32 word, u32 mask, u32 bits) {
+    u32 result;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(result) : "r"(word), "r"(mask), "r"(bits));
+    return result;
+}

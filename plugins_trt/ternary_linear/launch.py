@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _FORMAT = "PPPPPPPqiiiiiiii"
 _WIDEN_FORMAT = "PPPiiiiii"
 _THREADS = 256
+_REDUCERS = 64
+_OF_A_REDUCER = 4  # outputs
 _FEW_THREADS = 32 * WARPS
 _SCALE_COUNTS = (0, 1, 2, 4)
 _FEW_STAGES = 3
@@ -36,15 +38,15 @@ _ROW_PAD = 64
 _SMALL_MEMORY = 98 << 10  # that every device gives a thread block
 _MANY = {8: (4, 3), 16: (2, 4), 32: (2, 3)}  # rows: blocks of inputs of a stage, stages
 WIDE = (
-    Wide(16, 4, 1, 9),
-    Wide(16, 3, 1, 9),
-    Wide(16, 2, 2, 9),
-    Wide(32, 4, 1, 9),
-    Wide(32, 3, 1, 9),
-    Wide(32, 2, 2, 9),
-    Wide(64, 4, 1, 8),
-    Wide(64, 3, 1, 8),
-    Wide(64, 2, 2, 8),
+    Wide(16, 4, 9),
+    Wide(16, 3, 11),
+    Wide(16, 2, 13),
+    Wide(32, 4, 7),
+    Wide(32, 3, 8),
+    Wide(32, 2, 9),
+    Wide(64, 4, 5),
+    Wide(64, 3, 5),
+    Wide(64, 2, 6),
 )
 _WIDE_FORMAT = arguments_format(_FORMAT, struct.calcsize(_FORMAT))
 _WIDE_ROWS = 9
@@ -185,8 +187,8 @@ class TernaryMultiplier:
 
     def _add_up(self, args: TernaryLinear, packed: tuple[int, ...], stream: Any) -> None:  # noqa: ANN401
         """Enqueues the sum of the shares of the inputs that lie in the workspace."""
-        grid = (ceil_div(args.out.shape[1], _THREADS), args.rows, 1)
-        self._reduce.prepared_async_call(grid, (_THREADS, 1, 1), stream, *packed)
+        grid = (ceil_div(args.out.shape[1], _OF_A_REDUCER * _REDUCERS), args.rows, 1)
+        self._reduce.prepared_async_call(grid, (_REDUCERS, 1, 1), stream, *packed)
 
     def _find_few(self, find: Callable[[str, int], Any], suffix: str) -> dict[tuple[int, int], Any]:
         return {

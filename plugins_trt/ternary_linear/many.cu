@@ -1,10 +1,12 @@
 // The product of rows of x with ternary weights, up to 32 of them in a thread block.
 //
 // A thread block takes 8 tiles, 128 outputs, one for each of its warps, and a share of the inputs. x goes through shared
-// memory once a thread block. With several shares of the inputs, `reduce` adds them up in their order.
+// memory once a thread block. With several shares of the inputs, another launch adds them up in their order.
+#include "packed/finish.cuh"
 #include "ternary_linear/ternary.cuh"
 
 constexpr int kThreads = 256;
+constexpr int kReducers = 64;
 constexpr int kTilesOfBlock = 8;
 constexpr int kOutputs = kTilesOfBlock * kTile;
 constexpr int kSumStride = kOutputs + 4;  // floats of a row of sums
@@ -194,25 +196,6 @@ __device__ __forceinline__ void many(const Linear& args) {
     }
 }
 
-// Adds up the shares of the inputs. Grid: (ceil(outputs / 256), rows).
-template <typename T>
-__device__ __forceinline__ void reduce(const Linear& args) {
-    wait_for_dependencies();
-    launch_dependents();
-    int row = blockIdx.y, output = (int)(blockIdx.x * kThreads + threadIdx.x);
-    if (output >= args.outputs) return;
-    int width = kTile * args.tile_count;
-    int at = args.gated ? output / kHalf * kTile + output % kHalf : output;
-    float sum = 0.0f, up = 0.0f;
-#pragma unroll 8
-    for (int split = 0; split < args.splits; ++split) {
-        const float* part = args.partial + ((i64)split * args.rows + row) * width + at;
-        sum += part[0];
-        if (args.gated) up += part[kHalf];
-    }
-    store_output<T>(args, row, output, sum, up, residual_of<T>(args, row, output));
-}
-
 #define MANY(type, suffix, rows, name, fine)                                                                             \
     extern "C" __global__ void __launch_bounds__(kThreads, 2) ternary_many_##suffix##_n##rows##name(const Linear args) { \
         many<type, rows / 8, fine>(args);                                                                                \
@@ -222,8 +205,9 @@ __device__ __forceinline__ void reduce(const Linear& args) {
     MANY(type, suffix, 16, name, fine)    \
     MANY(type, suffix, 32, name, fine)
 #define REDUCE(type, suffix)                                                                            \
-    extern "C" __global__ void __launch_bounds__(kThreads) ternary_reduce_##suffix(const Linear args) { \
-        reduce<type>(args);                                                                             \
+    extern "C" __global__ void __launch_bounds__(kReducers) ternary_reduce_##suffix(const Linear args) { \
+        if (args.gated) add_up<TwoBits<type, false>, true, kReducers>(args);                             \
+        else add_up<TwoBits<type, false>, false, kReducers>(args);                                       \
     }
 
 MANY_OF(F16, f16, , false)

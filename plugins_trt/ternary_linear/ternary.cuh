@@ -66,6 +66,45 @@ __device__ __forceinline__ void store_output(
     args.out[(i64)row * args.outputs + output] = T::round(sum + residual);
 }
 
+// What a scale makes of four pairs of weights: of the upper bytes of a word's halves, or of the lower ones.
+template <typename T>
+struct ScaledPairs;
+
+template <>
+struct ScaledPairs<F16> {
+    static constexpr float kFactor = 1.0f;
+    u32 scale;
+
+    __device__ __forceinline__ void set(float value) { scale = F16::pack(value, value); }
+    __device__ __forceinline__ void pairs(u32 (&pair)[4], u32 word, bool upper) const {
+#pragma unroll
+        for (int n = 0; n < 4; ++n) pair[n] = F16::fma_pair(pair_of(word, upper ? n : 4 + n), scale, 0x80008000u);  // -0
+    }
+};
+
+// A small integer is a bfloat16 as it lies, bits 0 to 7 counted in units of 2^-133. With their upper bits turned over, 0, +2
+// and -2 are 2, 3 and 1 there, wherever in a byte: one multiplication scales and takes the 2 off, exactly, and three of four
+// shifts are left out. What that makes is kFactor times too small, so that every float16 scale has room.
+template <>
+struct ScaledPairs<BF16> {
+    static constexpr float kFactor = 0x1p25f;
+    u32 scale[4], offset;  // of numbers at bits 6, 4, 2 and 0
+
+    __device__ __forceinline__ void set(float value) {
+        constexpr u32 kNothing = 0x80008000u;  // -0, twice
+        u32 both = BF16::pack(value, value);
+#pragma unroll
+        for (int n = 0; n < 4; ++n) scale[n] = BF16::fma_pair(both, (0x7300u + 0x100u * n) * 0x10001u, kNothing);  // 2^103 and up
+        offset = BF16::fma_pair(both, 0xb400b400u, kNothing);  // -2^-23
+    }
+    __device__ __forceinline__ void pairs(u32 (&pair)[4], u32 word, bool upper) const {
+        if (upper) word >>= 8;
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+            pair[n] = BF16::fma_pair(masked_xor(word, 0x00030003u << (6 - 2 * n), 0x00020002u << (6 - 2 * n)), scale[n], offset);
+    }
+};
+
 // Ternary weights for products of many rows (packed/wide.cuh). The weights are scaled, not the sums, and rounded once.
 template <typename T, bool kFine>
 struct TwoBits {
@@ -73,34 +112,36 @@ struct TwoBits {
     using Linear = ::Linear;
     static constexpr int kInputs = kBlock;                // of a unit
     static constexpr u32 kScaleBytes = kFine ? 128 : 32;  // of a tile's unit, at most
-    static constexpr float kFactor = 1.0f;
-    static constexpr bool kScalesSums = !kFine;           // of few rows: one scale a round
+    static constexpr float kFactor = ScaledPairs<T>::kFactor;
+    static constexpr bool kScalesSums = !kFine && kFactor == 1.0f;  // of few rows: one scale a round
     struct Scales {
-        u32 scale[2];  // of outputs g and g + 8
+        ScaledPairs<T> low, high;  // of outputs g and g + 8
         u32 both;
     };
 
     static __device__ __forceinline__ int units(const Linear& args) { return args.blocks; }
     static __device__ __forceinline__ u32 scale_bytes(const Linear& args) { return kFine ? 32 * args.scale_count : 32; }
     static __device__ __forceinline__ int scale_place(const Linear& args, int unit) { return args.scale_count == 0 ? 0 : unit; }
-    // `at`: of the tile and the round
+    static __device__ __forceinline__ int scale_of_lane(const Linear& args, int lane) {
+        return lane / 4 * (kFine ? args.scale_count : 1) * 4;
+    }
+    // `at`: of the tile and the round, the lane's own
     template <int kUnits>
-    static __device__ __forceinline__ void load_scales(Scales& scales, const unsigned char* at, int unit, int part, const Linear& args) {
+    static __device__ __forceinline__ void load_scales(Scales& scales, u32 at, int unit, int part, const Linear& args) {
         static_assert(kUnits == 1, "one scale of all inputs lies there once");
         if (!kFine && part > 0) return;
-        int g = (int)(threadIdx.x & 31) >> 2;
-        int place = kFine ? g * args.scale_count + (args.scale_count == 4 ? part : part >> 1) : g;
-        u32 both = *reinterpret_cast<const u32*>(at + place * 4);
+        u32 both = load_four(at + (kFine ? args.scale_count == 4 ? part : part >> 1 : 0) * 4);
         scales.both = both;
-        scales.scale[0] = T::pack(F16::low(both), F16::low(both));
-        scales.scale[1] = T::pack(F16::high(both), F16::high(both));
+        scales.low.set(F16::low(both));
+        scales.high.set(F16::high(both));
     }
     static __device__ __forceinline__ void operands(u32 (&a)[2][4], const uint4& words, int part, const Scales& scales) {
-        weights_of(a, words, part);
+        u32 low[4], high[4];
+        scales.low.pairs(low, part < 2 ? words.x : words.y, part % 2 == 0);
+        scales.high.pairs(high, part < 2 ? words.z : words.w, part % 2 == 0);
 #pragma unroll
         for (int q = 0; q < 2; ++q)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) a[q][i] = T::fma_pair(a[q][i], scales.scale[i % 2], 0x80008000u);  // -0
+            a[q][0] = low[2 * q], a[q][1] = high[2 * q], a[q][2] = low[2 * q + 1], a[q][3] = high[2 * q + 1];
     }
     // The same without the scale
     static __device__ __forceinline__ void plain_operands(u32 (&a)[2][4], const uint4& words, int part) {
@@ -116,8 +157,12 @@ struct TwoBits {
             for (int c = 0; c < 4; ++c)
                 acc[n][c] = fmaf(c < 2 ? F16::low(scales.both) : F16::high(scales.both), sums[n][c], acc[n][c]);
     }
+    static __device__ __forceinline__ float residual(const Linear& args, int row, int output) {
+        return residual_of<T>(args, row, output);
+    }
     template <bool kGated>
-    static __device__ __forceinline__ void store(const Linear& args, int row, int output, float sum, float up) {
-        store_output<T>(args, row, output, sum, up, residual_of<T>(args, row, output));
+    static __device__ __forceinline__ void store(
+        const Linear& args, int row, int output, float sum, float up, float residual) {
+        store_output<T>(args, row, output, sum, up, residual);
     }
 };

@@ -6,22 +6,22 @@
 #include "packed/wide.cuh"
 #include "ternary_linear/ternary.cuh"
 
-// Rows of x; warpgroups along the outputs and along the inputs, stages. A round is 128 inputs. Fine: of several scales.
-#define WIDE(type, suffix, rows, m, k, stages, name, fine)                                                             \
-    extern "C" __global__ void __launch_bounds__(128 * m * k + 32, 1)                                                  \
-        ternary_wide_##suffix##_n##rows##_m##m##_k##k##name(const __grid_constant__ WideLinear<Linear> args) {         \
-        wide<TwoBits<type, fine>, rows / 8, m, k, 1, stages>(args);                                                    \
+// Rows of x; warpgroups, stages. A round is 128 inputs. Fine: of several scales.
+#define WIDE(type, suffix, rows, m, stages, name, fine)                                                 \
+    extern "C" __global__ void __launch_bounds__(128 * m + 32, 1)                                       \
+        ternary_wide_##suffix##_n##rows##_m##m##name(const __grid_constant__ WideLinear<Linear> args) { \
+        wide<TwoBits<type, fine>, rows / 8, m, 1, stages>(args);                                        \
     }
-#define WIDE_OF(type, suffix, name, fine)        \
-    WIDE(type, suffix, 16, 4, 1, 9, name, fine) \
-    WIDE(type, suffix, 16, 3, 1, 9, name, fine) \
-    WIDE(type, suffix, 16, 2, 2, 9, name, fine) \
-    WIDE(type, suffix, 32, 4, 1, 9, name, fine) \
-    WIDE(type, suffix, 32, 3, 1, 9, name, fine) \
-    WIDE(type, suffix, 32, 2, 2, 9, name, fine) \
-    WIDE(type, suffix, 64, 4, 1, 8, name, fine) \
-    WIDE(type, suffix, 64, 3, 1, 8, name, fine) \
-    WIDE(type, suffix, 64, 2, 2, 8, name, fine)
+#define WIDE_OF(type, suffix, name, fine)     \
+    WIDE(type, suffix, 16, 4, 9, name, fine)  \
+    WIDE(type, suffix, 16, 3, 11, name, fine) \
+    WIDE(type, suffix, 16, 2, 13, name, fine) \
+    WIDE(type, suffix, 32, 4, 7, name, fine)  \
+    WIDE(type, suffix, 32, 3, 8, name, fine)  \
+    WIDE(type, suffix, 32, 2, 9, name, fine)  \
+    WIDE(type, suffix, 64, 4, 5, name, fine)  \
+    WIDE(type, suffix, 64, 3, 5, name, fine)  \
+    WIDE(type, suffix, 64, 2, 6, name, fine)
 
 WIDE_OF(F16, f16, , false)
 WIDE_OF(F16, f16, _fine, true)

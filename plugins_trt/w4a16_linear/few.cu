@@ -7,6 +7,10 @@
 //
 // There is one thread block a multiprocessor, with work for all: those of the next launch, which start while these run,
 // then find the same room everywhere and do not end up two and two.
+//
+// Of many inputs, reading x, which each thread block does, costs more than the weights: then kShares thread blocks, a
+// cluster, take more outputs and a share of the inputs each, in one turn.
+#include "packed/finish.cuh"
 #include "w4a16_linear/weights.cuh"
 
 constexpr int kWarps = 8;
@@ -24,7 +28,8 @@ struct Shape {
     static constexpr int kSumStride = kOutputs + 4;
 };
 
-template <typename T, int kRows, int kTiles, int kStages, bool kGated, bool kFine>
+// Grid: (ranges of tiles, kShares).
+template <typename T, int kRows, int kTiles, int kStages, bool kGated, bool kFine, int kShares = 1>
 __device__ __forceinline__ void few(const Linear& args) {
     using S = Shape<kRows, kTiles, kStages, kFine>;
     constexpr int kColumns = S::kColumns;
@@ -32,21 +37,26 @@ __device__ __forceinline__ void few(const Linear& args) {
     int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     int g = lane >> 2, t = lane & 3;
     int rounds = ceil_div(args.steps, 2);
-    int begin = rounds * warp / kWarps, count = rounds * (warp + 1) / kWarps - begin;
+    constexpr int kParts = kWarps * kShares;  // of the inputs
+    int part_of = kShares == 1 ? warp : (int)blockIdx.y * kWarps + warp;
+    int begin = rounds * part_of / kParts, count = rounds * (part_of + 1) / kParts - begin;
     u32 base = shared_address(memory) + warp * S::kRingBytes;
     int units = ceil_div(args.tile_count, args.unit);
     int first = args.unit * (int)((i64)units * blockIdx.x / gridDim.x);
     int last = min_int(args.unit * (int)((i64)units * (blockIdx.x + 1) / gridDim.x), args.tile_count);
 
-    // The last turn begins earlier when fewer than kTiles are left; what was stored before is not stored again.
-    auto window_of = [&](int tile) { return max_int(min_int(tile, last - kTiles), 0); };
+    // The last turn begins earlier when fewer than kTiles are left; what was stored before is not stored again. A single turn
+    // takes the last tile several times.
+    auto window_of = [&](int tile) { return kShares > 1 ? tile : max_int(min_int(tile, last - kTiles), 0); };
+    auto of_window = [&](int m) { return kShares > 1 ? min_int(m, last - 1 - first) : m; };
     i64 tile_stride = args.tile_count < kTiles ? 0 : (i64)args.steps * 32;
     int copied = first, window = window_of(first);
     const uint4* words = args.tiles + window * tile_stride + begin * 64 + lane;
     constexpr int kGroups = kFine ? 2 : 1;  // of a round
     constexpr int kGroupLanes = 4 * kTiles * kGroups;
     int group_count = kFine ? args.steps : args.steps >> 1;
-    int lane_tile = (lane >> 2) % kTiles, lane_group = (lane >> 2) / kTiles;  // (first groups of all tiles, then second ones)
+    // (First groups of all tiles, then second ones.)
+    int lane_tile = of_window((lane >> 2) % kTiles), lane_group = (lane >> 2) / kTiles;
     const uint4* groups = reinterpret_cast<const uint4*>(args.groups) +
                           ((i64)(args.tile_count < kTiles ? 0 : window + lane_tile) * group_count + begin * kGroups + lane_group) * 4 +
                           (lane & 3);
@@ -57,8 +67,8 @@ __device__ __forceinline__ void few(const Linear& args) {
             bool whole = !kFine || step + 1 < args.steps;  // (of an odd number of steps the last round has one)
 #pragma unroll
             for (int m = 0; m < kTiles; ++m) {
-                copy_async(filling + m * 1024 + lane * 16, words + m * tile_stride);
-                copy_async(filling + m * 1024 + 512 + lane * 16, words + m * tile_stride + 32, whole);
+                copy_async(filling + m * 1024 + lane * 16, words + of_window(m) * tile_stride);
+                copy_async(filling + m * 1024 + 512 + lane * 16, words + of_window(m) * tile_stride + 32, whole);
             }
             if (lane < kGroupLanes) copy_async(filling + S::kWordBytes + lane * 16, groups, lane_group == 0 || whole);
             groups += 4 * kGroups;
@@ -184,8 +194,10 @@ __device__ __forceinline__ void few(const Linear& args) {
             }
         }
         // acc: outputs g and g + 8 of rows 8 n + 2 t and 8 n + 2 t + 1
-        float* totals = reinterpret_cast<float*>(memory + kWarps * S::kRingBytes);  // [kWarps, kRows, kSumStride]
-        if (tile > first) __syncthreads();  // what lies there has been added up
+        // [kWarps, kRows, kSumStride]; of a single turn where the rings were
+        float* totals = reinterpret_cast<float*>(memory + (kShares > 1 ? 0 : kWarps * S::kRingBytes));
+        if constexpr (kShares > 1) copy_wait<0>();
+        if (kShares > 1 || tile > first) __syncthreads();  // what lies there has been read
 #pragma unroll
         for (int m = 0; m < kTiles; ++m)
 #pragma unroll
@@ -195,6 +207,10 @@ __device__ __forceinline__ void few(const Linear& args) {
                     int row = 8 * n + 2 * t + (i & 1);
                     if (row < kRows) totals[(warp * kRows + row) * S::kSumStride + m * kTile + g + kHalf * (i >> 1)] = acc[m][n][i];
                 }
+        if constexpr (kShares > 1) {
+            finish<FourBits<T, kFine>, kGated, kThreads, kWarps, kRows, S::kOutputs>(args, totals, first, last);
+            return;
+        }
         __syncthreads();
         constexpr int kOfTile = kGated ? kHalf : kTile;  // columns of out
         constexpr int kWidth = kTiles * kOfTile;
@@ -210,7 +226,7 @@ __device__ __forceinline__ void few(const Linear& args) {
                 sum += totals[(k * kRows + row) * S::kSumStride + at];
                 if constexpr (kGated) up += totals[(k * kRows + row) * S::kSumStride + at + kHalf];
             }
-            store_output<T, kGated>(args, row, output, sum, up);
+            store_output<T, kGated>(args, row, output, sum, up, kGated ? 0.0f : residual_of<T>(args, row, output));
         }
     }
     copy_wait<0>();
@@ -227,15 +243,25 @@ __device__ __forceinline__ void few(const Linear& args) {
     KERNEL(w4a16_few_##suffix##_n##rows##_t##tiles##_s##stages##_g128, blocks, few<type, rows, tiles, stages, false, false>)      \
     KERNEL(w4a16_gated_few_##suffix##_n##rows##_t##tiles##_s##stages##_g64, blocks, few<type, rows, tiles, stages, true, true>)   \
     KERNEL(w4a16_gated_few_##suffix##_n##rows##_t##tiles##_s##stages##_g128, blocks, few<type, rows, tiles, stages, true, false>)
-#define FEW_OF(type, suffix, blocks)     \
-    FEW(type, suffix, 1, 2, 6, 2)   \
-    FEW(type, suffix, 1, 2, 5, 2)   \
-    FEW(type, suffix, 1, 3, 3, 2)   \
-    FEW(type, suffix, 1, 4, 3, 2)   \
-    FEW(type, suffix, 8, 2, 3, 2)   \
-    FEW(type, suffix, 8, 2, 2, 2)   \
-    FEW(type, suffix, 16, 3, 2, 1)  \
-    FEW(type, suffix, 16, 2, 2, blocks)  \
+#define FEW_IN_SHARES(type, suffix, rows, tiles, stages, shares)                \
+    KERNEL(                                                                     \
+        w4a16_few_##suffix##_n##rows##_t##tiles##_s##stages##_x##shares##_g64,  \
+        1,                                                                      \
+        few<type, rows, tiles, stages, false, true, shares>)                    \
+    KERNEL(                                                                     \
+        w4a16_few_##suffix##_n##rows##_t##tiles##_s##stages##_x##shares##_g128, \
+        1,                                                                      \
+        few<type, rows, tiles, stages, false, false, shares>)
+#define FEW_OF(type, suffix, blocks)         \
+    FEW_IN_SHARES(type, suffix, 16, 4, 2, 2) \
+    FEW(type, suffix, 1, 2, 6, 2)            \
+    FEW(type, suffix, 1, 2, 5, 2)            \
+    FEW(type, suffix, 1, 3, 3, 2)            \
+    FEW(type, suffix, 1, 4, 3, 2)            \
+    FEW(type, suffix, 8, 2, 3, 2)            \
+    FEW(type, suffix, 8, 2, 2, 2)            \
+    FEW(type, suffix, 16, 3, 2, 1)           \
+    FEW(type, suffix, 16, 2, 2, blocks)      \
     FEW(type, suffix, 16, 1, 2, 2)
 
 FEW_OF(F16, f16, 1)  // (float16 takes more registers)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _FORMAT = "PPPPPPPqiiiiiiii"
 _WIDE_FORMAT = arguments_format(_FORMAT, struct.calcsize(_FORMAT))
-_REDUCERS = 256
+_REDUCERS = 128
+_OF_A_REDUCER = 4  # outputs
 _FEW_WARPS = 8
 _FEW_TILES = 4
 """Tiles of a multiprocessor: for more, thread blocks share x or, of one row, two of them are there at a time."""
@@ -36,17 +37,19 @@ class Few:
     rows: int
     tiles: int
     stages: int
+    shares: int = 1  # of the inputs, which the thread blocks of a cluster take in a single turn
 
     @property
     def name(self) -> str:
         """The end of the kernel's name."""
-        return f"n{self.rows}_t{self.tiles}_s{self.stages}"
+        shares = f"_x{self.shares}" if self.shares > 1 else ""
+        return f"n{self.rows}_t{self.tiles}_s{self.stages}{shares}"
 
     def shared_bytes(self, group: int) -> int:
-        """Dynamic shared memory: rings and sums."""
+        """Dynamic shared memory: rings and sums, of a single turn one after the other."""
         stage = self.tiles * 1024 + self.tiles * 64 * (128 // group) + self.rows * 256
-        sums = self.rows * (self.tiles * TILE + 4) * 4
-        return _FEW_WARPS * (self.stages * stage + sums)
+        rings, sums = self.stages * stage, self.rows * (self.tiles * TILE + 4) * 4
+        return _FEW_WARPS * (max(rings, sums) if self.shares > 1 else rings + sums)
 
 
 @dataclass(frozen=True)
@@ -83,19 +86,21 @@ FEW = (
     Few(16, 2, 2),
     Few(16, 1, 2),
 )
+FEW_IN_SHARES = Few(16, 4, 2, 2)
+"""Of many inputs, where reading x costs more than the weights; for outputs that are not gated."""
 MANY = (Many(8, 4, 2, 2, 4), Many(16, 4, 2, 2, 3), Many(32, 8, 1, 2, 3), Many(64, 8, 1, 2, 2))
 
 
 WIDE = (
-    Wide(16, 4, 1, 4),
-    Wide(16, 3, 1, 9),
-    Wide(16, 2, 2, 9),
-    Wide(32, 4, 1, 8),
-    Wide(32, 3, 1, 8),
-    Wide(32, 2, 2, 8),
-    Wide(64, 4, 1, 6),
-    Wide(64, 3, 1, 7),
-    Wide(64, 2, 2, 8),
+    Wide(16, 4, 6),
+    Wide(16, 3, 7),
+    Wide(16, 2, 9),
+    Wide(32, 4, 6),
+    Wide(32, 3, 5),
+    Wide(32, 2, 7),
+    Wide(64, 4, 5),
+    Wide(64, 3, 4),
+    Wide(64, 2, 5),
 )
 _WIDE_UNITS = 2  # of a round
 _WIDE_ROWS, _WIDE_TILES = 9, 8
@@ -128,7 +133,8 @@ class W4A16Multiplier:
         def find(name: str, shared: int) -> Any:  # noqa: ANN401 -- a kernel
             return function(name, shared).prepare(_FORMAT, overlaps=True, beside_others=True)
 
-        self._few, self._many, self._wide, self._reduce = {}, {}, {}, {}
+        self._few: dict[tuple[Few, bool, int], Any] = {}
+        self._many, self._wide, self._reduce = {}, {}, {}
         has_wide = has_kernel(function, f"w4a16_wide_{suffix}_{WIDE[0].name}_g128")
         for group in GROUPS:
             for gated in (False, True):
@@ -153,10 +159,22 @@ class W4A16Multiplier:
         for gated in (False, True):
             self._reduce[gated] = find(f"{'w4a16_gated' if gated else 'w4a16'}_reduce_{suffix}", 0)
         self._has_clusters = has_kernel(function, "w4a16_in_clusters") and self._reduce[False].overlaps
+        self._few_clusters = self._find_few_in_shares(find, suffix) if self._has_clusters else {}
         self._cut = {
             group: Chooser(WIDE if has_wide else (), multiprocessors, partial(self._at_once, group))
             for group in GROUPS
         }
+
+    def _find_few_in_shares(self, find: Callable[[str, int], Any], suffix: str) -> dict[int, int]:
+        """Finds the kernels of clusters that share inputs out; how many clusters run at the same time, by the group."""
+        kind, at_once = FEW_IN_SHARES, {}
+        for group in GROUPS:
+            shared = kind.shared_bytes(group)
+            if shared <= self._shared:
+                kernel = find(f"w4a16_few_{suffix}_{kind.name}_g{group}", shared)
+                self._few[kind, False, group] = kernel
+                at_once[group] = kernel.clusters_at_once(32 * _FEW_WARPS, shared, kind.shares)
+        return at_once
 
     def __call__(self, args: W4A16Linear, stream: Any = None) -> None:  # noqa: ANN401 -- PyCUDA is untyped
         """Enqueues one product.
@@ -170,8 +188,9 @@ class W4A16Multiplier:
         wide = self.wide_of(args) if few is None else None
         if few is not None:
             kind, blocks, unit = few
-            grid, threads, shared = (blocks, 1, 1), 32 * _FEW_WARPS, kind.shared_bytes(args.group)
-            _launch(self._few[kind, gated, group], grid, threads, stream, pack(args, plan, unit=unit), shared)
+            grid, threads, shared = (blocks, kind.shares, 1), 32 * _FEW_WARPS, kind.shared_bytes(args.group)
+            packed = pack(args, LinearPlan(kind.shares, 0), unit=unit, in_clusters=True)
+            _launch(self._few[kind, gated, group], grid, threads, stream, packed, shared, kind.shares)
         elif wide is not None:
             self._launch_wide(args, wide, stream)
         else:
@@ -221,7 +240,7 @@ class W4A16Multiplier:
 
     def _add_up(self, args: W4A16Linear, packed: tuple[int, ...], stream: Any) -> None:  # noqa: ANN401
         """Enqueues the sum of the shares of the inputs that lie in the workspace."""
-        grid = (ceil_div(args.out.shape[1], _REDUCERS), args.rows, 1)
+        grid = (ceil_div(args.out.shape[1], _OF_A_REDUCER * _REDUCERS), args.rows, 1)
         _launch(self._reduce[args.gated], grid, _REDUCERS, stream, packed, 0)
 
     def few_of(self, args: W4A16Linear) -> tuple[Few, int, int] | None:
@@ -238,6 +257,8 @@ class W4A16Multiplier:
         fitting = [kind for kind in fitting if kind.rows == min(other.rows for other in fitting)]
         if not fitting or fitting[0].rows > FEW_ROWS:
             return None
+        if fitting[0].rows == FEW_IN_SHARES.rows and self._shares_inputs(args):
+            return FEW_IN_SHARES, ceil_div(tiles, FEW_IN_SHARES.tiles), FEW_IN_SHARES.tiles
         if many and self._fits(FEW[3], args):
             # Two thread blocks a multiprocessor leave no room for those of the next launch, and hide more.
             return FEW[3], min(2 * self.multiprocessors, ceil_div(tiles, FEW[3].tiles)), FEW[3].tiles
@@ -252,6 +273,16 @@ class W4A16Multiplier:
         if plan.splits > 1:
             return ceil_div(tiles, most)
         return min(ceil_div(tiles, most * self.multiprocessors) * self.multiprocessors, tiles)
+
+    def _shares_inputs(self, args: W4A16Linear) -> bool:
+        """Whether clusters that share inputs out take a product: of many, and few outputs but enough for the device."""
+        tiles, kind = args.tiles.shape[0], FEW_IN_SHARES
+        clusters = ceil_div(tiles, kind.tiles)
+        if args.gated or args.inputs // STEP < _LONG_STEPS or tiles <= self.multiprocessors:
+            return False
+        return kind.shares * clusters <= self.multiprocessors and clusters <= self._few_clusters.get(
+            args.group, 0
+        )
 
     def _fits(self, kind: Few, args: W4A16Linear) -> bool:
         return kind.shared_bytes(args.group) <= self._shared

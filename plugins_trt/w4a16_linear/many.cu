@@ -5,7 +5,7 @@
 // through shared memory once a thread block; a fragment of it that a warp reads serves its two tiles. Of up to 16 rows the
 // sums are scaled, group by group; of more, for which there is no room for two sets of them, the weights are, and rounded
 // to 16 bits. Shares of the inputs are added up in their order: by the thread blocks of a cluster through each other's
-// shared memory or, where the device has no clusters, by `reduce`.
+// shared memory or, where the device has no clusters, by another launch.
 #include "packed/finish.cuh"
 #include "w4a16_linear/weights.cuh"
 
@@ -209,30 +209,10 @@ __device__ __forceinline__ void many(const Linear& args) {
                 int row = 8 * n + 2 * t + (i & 1), at = (wm * 2 + m) * kTile + g + kHalf * (i >> 1);
                 totals[(wk * 8 * kColumns + row) * S::kSumStride + at] = kScaled ? acc[m][n][i] * Scaled<T>::kFactor : acc[m][n][i];
             }
-    __syncthreads();
     finish<FourBits<T, kFine>, kGated, S::kThreads, kK, 8 * kColumns, S::kOutputs>(args, totals, first, last);
 }
 
-constexpr int kReducers = 256;
-
-// Adds up the shares of the inputs. Grid: (ceil(outputs / 256), rows).
-template <typename T, bool kGated>
-__device__ __forceinline__ void reduce(const Linear& args) {
-    wait_for_dependencies();
-    launch_dependents();
-    int row = blockIdx.y, output = (int)(blockIdx.x * kReducers + threadIdx.x);
-    if (output >= args.outputs) return;
-    int width = kTile * args.tile_count;
-    int at = kGated ? output / kHalf * kTile + output % kHalf : output;
-    float sum = 0.0f, up = 0.0f;
-#pragma unroll 8
-    for (int split = 0; split < args.splits; ++split) {
-        const float* part = args.partial + ((i64)split * args.rows + row) * width + at;
-        sum += part[0];
-        if constexpr (kGated) up += part[kHalf];
-    }
-    store_output<T, kGated>(args, row, output, sum, up);
-}
+constexpr int kReducers = 128;
 
 #define KERNEL(name, threads, blocks, ...)                                                           \
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(const Linear args) {           \
@@ -247,13 +227,17 @@ __device__ __forceinline__ void reduce(const Linear& args) {
         w4a16_gated_many_##suffix##_n##rows##_g64, 32 * m * k, blocks, many<type, rows / 8, m, k, steps, stages, true, true>) \
     KERNEL(                                                                                                               \
         w4a16_gated_many_##suffix##_n##rows##_g128, 32 * m * k, blocks, many<type, rows / 8, m, k, steps, stages, true, false>)
+#define REDUCE(name, type, gated)                                                      \
+    extern "C" __global__ void __launch_bounds__(kReducers) name(const Linear args) {  \
+        add_up<FourBits<type, false>, gated, kReducers>(args);                         \
+    }
 #define MANY_OF(type, suffix)                                             \
     MANY(type, suffix, 8, 4, 2, 2, 4, 2)                                  \
     MANY(type, suffix, 16, 4, 2, 2, 3, 2)                                 \
     MANY(type, suffix, 32, 8, 1, 2, 3, 2)                                 \
     MANY(type, suffix, 64, 8, 1, 2, 2, 1)                                 \
-    KERNEL(w4a16_reduce_##suffix, kReducers, 1, reduce<type, false>)      \
-    KERNEL(w4a16_gated_reduce_##suffix, kReducers, 1, reduce<type, true>)
+    REDUCE(w4a16_reduce_##suffix, type, false)                            \
+    REDUCE(w4a16_gated_reduce_##suffix, type, true)
 
 MANY_OF(F16, f16)
 MANY_OF(BF16, bf16)

@@ -79,12 +79,18 @@ struct Scaled<BF16, kAtOnce> {
     u32 offset, scale; // minus the zero point, and what is left to multiply with
 
     __device__ __forceinline__ void set(u32 group) {
-        float value = scale_of(group), zero = -0x1p-24f * (float)(group >> 16);
+        constexpr u32 kNothing = 0x80008000u;  // -0, twice
+        float value = scale_of(group);
         scale = BF16::pack(value, value);
-        value = kAtOnce ? BF16::low(scale) : 1.0f;
-        lower = BF16::pack(value * 0x1p109f, value * 0x1p109f);
-        upper = BF16::pack(value * 0x1p105f, value * 0x1p105f);
-        offset = BF16::pack(zero * value, zero * value);
+        lower = 0x76007600u;  // 2^109
+        upper = 0x74007400u;  // 2^105
+        offset = 0xf600f600u;  // -2^109
+        if constexpr (kAtOnce) {
+            lower = BF16::fma_pair(scale, lower, kNothing);
+            upper = BF16::fma_pair(scale, upper, kNothing);
+            offset = BF16::fma_pair(scale, offset, kNothing);
+        }
+        offset = BF16::fma_pair((group & 0xffff0000u) | group >> 16, offset, kNothing);  // the zero point is such a number, too
     }
     // the eight numbers of a word
     __device__ __forceinline__ void pairs(u32 (&pair)[4], u32 word) const {
@@ -118,20 +124,23 @@ struct Scaled<F16, false> {
     }
 };
 
+// What is added to an output in the end.
+template <typename T>
+__device__ __forceinline__ float residual_of(const Linear& args, int row, int output) {
+    return args.residual == nullptr ? 0.0f : T::unpack(args.residual[(i64)row * args.outputs + output]);
+}
+
 // The end of an output: `sum` and, of gated weights, `up` are whole.
 template <typename T, bool kGated>
-__device__ __forceinline__ void store_output(const Linear& args, int row, int output, float sum, float up) {
+__device__ __forceinline__ void store_output(
+    const Linear& args, int row, int output, float sum, float up, float residual) {
     if (args.bias != nullptr) {
         sum += T::unpack(args.bias[output]);
         if constexpr (kGated) up += T::unpack(args.bias[args.outputs + output]);
     }
-    i64 place = (i64)row * args.outputs + output;
-    if constexpr (kGated) {
-        sum = sum / (1.0f + exp2_fast(-kLog2e * sum)) * up;
-    } else if (args.residual != nullptr) {
-        sum += T::unpack(args.residual[place]);
-    }
-    args.out[place] = T::round(sum);
+    if constexpr (kGated) sum = sum / (1.0f + exp2_fast(-kLog2e * sum)) * up;
+    else sum += residual;
+    args.out[(i64)row * args.outputs + output] = T::round(sum);
 }
 
 // 4-bit weights for products of many rows (packed/wide.cuh).
@@ -150,13 +159,13 @@ struct FourBits {
     static __device__ __forceinline__ int units(const Linear& args) { return args.steps; }
     static __device__ __forceinline__ u32 scale_bytes(const Linear&) { return kScaleBytes; }
     static __device__ __forceinline__ int scale_place(const Linear&, int unit) { return kFine ? unit : unit >> 1; }
-    // `at`: of the tile and the round
+    static __device__ __forceinline__ int scale_of_lane(const Linear&, int lane) { return lane / 4 * 8; }
+    // `at`: of the tile and the round, the lane's own
     template <int kUnits>
-    static __device__ __forceinline__ void load_scales(Scales& scales, const unsigned char* at, int unit, int part, const Linear&) {
+    static __device__ __forceinline__ void load_scales(Scales& scales, u32 at, int unit, int part, const Linear&) {
         static_assert(kUnits % 2 == 0, "whole groups");
         if (part > 0 || (!kFine && unit % 2 == 1)) return;
-        int g = (int)(threadIdx.x & 31) >> 2;
-        uint2 two = *reinterpret_cast<const uint2*>(at + (kFine ? unit : unit / 2) * 64 + g * 8);
+        uint2 two = load_eight(at + (kFine ? unit : unit / 2) * 64);
         scales.low.set(two.x);
         scales.high.set(two.y);
     }
@@ -169,8 +178,12 @@ struct FourBits {
         for (int q = 0; q < 2; ++q)
             a[q][0] = low[2 * q], a[q][1] = high[2 * q], a[q][2] = low[2 * q + 1], a[q][3] = high[2 * q + 1];
     }
+    static __device__ __forceinline__ float residual(const Linear& args, int row, int output) {
+        return residual_of<T>(args, row, output);
+    }
     template <bool kGated>
-    static __device__ __forceinline__ void store(const Linear& args, int row, int output, float sum, float up) {
-        store_output<T, kGated>(args, row, output, sum, up);
+    static __device__ __forceinline__ void store(
+        const Linear& args, int row, int output, float sum, float up, float residual) {
+        store_output<T, kGated>(args, row, output, sum, up, residual);
     }
 };

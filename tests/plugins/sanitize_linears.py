@@ -10,7 +10,7 @@ from pathlib import Path
 
 DTYPES = ("bfloat16", "float16")
 SIZES = (
-    # rows, outputs, inputs: with one row and with few outputs; with shares of the inputs; with many outputs
+    # rows, outputs, inputs: with one row and with few outputs; with shares of the inputs; with many outputs; with many inputs
     (1, 107, 640),
     (1, 9000, 128),
     (6, 48, 1152),
@@ -19,6 +19,7 @@ SIZES = (
     (40, 200, 640),
     (64, 2300, 1280),
     (17, 18000, 256),
+    (16, 2200, 8192),
 )
 
 

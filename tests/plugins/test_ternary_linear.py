@@ -27,7 +27,7 @@ from plugins_trt.ternary_linear.contract import (
     LinearPlan,
     sum_bytes,
 )
-from plugins_trt.ternary_linear.launch import _FORMAT, _pack
+from plugins_trt.ternary_linear.launch import _FORMAT, _REDUCERS, _pack
 from plugins_trt.ternary_linear.reference import ternary_linear, widen
 
 MANY = 0
@@ -199,7 +199,8 @@ def test_the_kernels_text_computes_the_product(kernels, sizes, options, cut, laz
         name = f"ternary_many_{suffix}_n{width}{'_fine' if args.scale_count > 1 else ''}"
         kernels.run(name, _FORMAT, values, grid, lazy=lazy)
         if splits > 1:
-            kernels.run(f"ternary_reduce_{suffix}", _FORMAT, values, (1, rows), lazy=lazy)
+            name, grid = f"ternary_reduce_{suffix}", (1, rows)
+            kernels.run(name, _FORMAT, values, grid, lazy=lazy, threads=_REDUCERS)
     assert error(out, case.expected()) < TOLERANCE
 
 

@@ -120,4 +120,4 @@ def test_every_product_finds_a_kernel_that_fits(rows, tiles, steps, group, devic
             assert first.grid[0] * first.grid[1] <= multiprocessors
         # What a round's copies bring finds room in a stage, and sums in the ring.
         assert 2 * boxes[0] + boxes[1] + boxes[2] <= first.shared // wide.stages
-        assert wide.along_inputs * wide.rows * (16 * wide.tiles + 4) * 4 <= first.shared
+        assert wide.rows * (16 * wide.tiles + 4) * 4 <= first.shared

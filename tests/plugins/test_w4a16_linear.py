@@ -10,7 +10,7 @@ from linear_cases import EIGHT_B_LAYERS, TOLERANCE, W4A16Case
 from on_the_cpu import PLUGINS, Kernels
 
 from plugins_trt.w4a16_linear.contract import LinearPlan
-from plugins_trt.w4a16_linear.launch import _FORMAT, FEW, MANY, pack
+from plugins_trt.w4a16_linear.launch import _FORMAT, _REDUCERS, FEW, FEW_IN_SHARES, MANY, pack
 
 # ---------------------------------------------------------------- the kernels on the CPU
 
@@ -31,9 +31,8 @@ def run_on_the_cpu(kernels, name, case, plan, grid, *, threads, lazy, unit=1):
         f"{prefix}_{family}_{suffix}_{form}_g{args.group}", _FORMAT, values, grid, lazy=lazy, threads=threads
     )
     if plan.splits > 1:
-        kernels.run(
-            f"{prefix}_reduce_{suffix}", _FORMAT, values, (-(-case.columns // 256), len(case.x)), lazy=lazy
-        )
+        grid = (-(-case.columns // (4 * _REDUCERS)), len(case.x))
+        kernels.run(f"{prefix}_reduce_{suffix}", _FORMAT, values, grid, lazy=lazy, threads=_REDUCERS)
     assert error(out, case.expected()) < TOLERANCE
 
 
@@ -58,6 +57,23 @@ def test_the_text_of_the_kernels_of_few_rows_computes_the_product(
     case, (blocks, unit) = W4A16Case(*sizes, **options), cut
     plan = LinearPlan(1, 0)
     run_on_the_cpu(kernels, f"few_{kind.name}", case, plan, (blocks, 1), threads=256, lazy=lazy, unit=unit)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [
+        ((16, 128, 2304), {"group": 128}),  # a warp takes one round or two
+        ((11, 107, 1088), {"group": 64, "extras": False}),  # an odd number of steps, warps without a share, a part of a tile
+        ((9, 84, 640), {"group": 128, "dtype": "float16"}),  # tiles behind the last
+    ],
+)  # fmt: skip
+def test_the_text_of_the_kernels_that_share_inputs_out_computes_the_product(kernels, sizes, options, lazy):
+    # (There are no clusters here: the shares are added up as those of other kernels are.)
+    case, kind = W4A16Case(*sizes, **options), FEW_IN_SHARES
+    grid = (-(-case.tiles.shape[0] // kind.tiles), kind.shares)
+    plan, form = LinearPlan(kind.shares, 0), f"few_{kind.name}"
+    run_on_the_cpu(kernels, form, case, plan, grid, threads=256, lazy=lazy, unit=kind.tiles)
 
 
 @pytest.mark.parametrize("lazy", [False, True])

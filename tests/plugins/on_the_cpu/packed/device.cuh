@@ -11,3 +11,16 @@ inline void load_pieces(u32 (&r)[4], u32 shared) {
         return 0;
     });
 }
+
+inline int cluster_size() { return 1; }
+
+// Bytes of shared memory.
+template <typename T>
+inline T load_of_ring(u32 shared) {
+    T value;
+    std::memcpy(&value, g_ring + shared, sizeof(value));
+    return value;
+}
+inline uint4 load_sixteen(u32 shared) { return load_of_ring<uint4>(shared); }
+inline uint2 load_eight(u32 shared) { return load_of_ring<uint2>(shared); }
+inline u32 load_four(u32 shared) { return load_of_ring<u32>(shared); }
