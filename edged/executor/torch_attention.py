@@ -17,6 +17,7 @@ import torch
 
 from edged.executor.torch_history import History
 from edged.executor.torch_sparse import SparseAttention
+from edged.executor.torch_tiles import LEAST_KEYS, LEAST_QUERIES, TileAttention, causal_mask, merge
 from edged.executor.torch_tree import branching_trees, move_nodes, tree_mask
 from edged.memory.buffers import PAGE_TOKENS
 from plugins_trt.quantized.reference import dequantize, format_of, quantize
@@ -37,6 +38,9 @@ CAUSAL_ROWS = 128
 """New tokens of a sequence that are attended causally in one call. torch's kernel computes all scores of 512 keys and forgets
 those that a query must not see: of a chunk of 512 tokens, half. Blocks see the ones before them as they see the history."""
 
+TILED_ROWS = 256
+"""The same where tiles are attended, with those before them at once: a mask costs less there than another call."""
+
 
 @dataclass(frozen=True)
 class NewBlock:
@@ -45,10 +49,19 @@ class NewBlock:
     rows: slice
     q: torch.Tensor
     out: torch.Tensor
-    k: torch.Tensor
+    k: torch.Tensor  # up to the block's end
     v: torch.Tensor
-    earlier_k: torch.Tensor | None  # of the step's earlier tokens; None where there are none
-    earlier_v: torch.Tensor | None
+    mask: torch.Tensor | None = None  # [G n, n], where tiles are attended
+
+    @property
+    def own(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the block itself."""
+        return self.k[:, :, self.rows.start :], self.v[:, :, self.rows.start :]
+
+    @property
+    def earlier(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those of the step's earlier tokens."""
+        return self.k[:, :, : self.rows.start], self.v[:, :, : self.rows.start]
 
 
 @dataclass(frozen=True)
@@ -104,6 +117,10 @@ class CpuAttention:
         self._history = History(architecture, buffers)
         self._inverse_frequencies = inverse_frequencies
         self._eps = torch.tensor(a.norm_eps, dtype=buffers["rotated"].dtype, device=self._kv.device)
+        source = (
+            buffers["rotated"] if self._history.widens else buffers.get("stored_heads", buffers["rotated"])
+        )
+        self._tiles = TileAttention.where_faster(_flash, a.kv_heads, a.head_dim, source.dtype)
         self._scales = buffers.get("kv_scales")  # [layers, 2 kv_heads, pages * 64]
 
     def begin(self, batch: StepBatch, qkv: torch.Tensor, attended: torch.Tensor) -> None:
@@ -298,7 +315,7 @@ class CpuAttention:
         history = self._history.cut(batch.page_tables[index], past, shape, stride)
         paths = self.trees.get(index)
         mask = None if paths is None else tree_mask(paths, self._source.dtype)
-        blocks = _blocks(q, out, new_k, new_v, count if mask is not None else CAUSAL_ROWS)
+        blocks = self._blocks(q, out, new_k, new_v, has_tree=mask is not None)
         return AttendedSequence(q, out, history_q, history, shape, stride, blocks, mask)
 
     def _attend(self, sequence: AttendedSequence, layer: int) -> None:
@@ -306,8 +323,8 @@ class CpuAttention:
         out = lse = None
         for piece in sequence.history:
             k, v = self._history.load(piece, sequence.shape, sequence.stride, layer)
-            part, part_lse = _flash(sequence.history_q, k, v)
-            out, lse = (part, part_lse) if out is None or lse is None else _merge(out, lse, part, part_lse)
+            part, part_lse = self._over(sequence.history_q, k, v)
+            out, lse = (part, part_lse) if out is None or lse is None else merge(out, lse, part, part_lse)
         if not sequence.blocks:
             assert out is not None, "the only new token is in the history"  # noqa: S101
             sequence.out.copy_(out)
@@ -315,40 +332,44 @@ class CpuAttention:
         if out is not None and lse is not None and sequence.history_q is not sequence.q:
             sizes = sequence.q.shape
             out, lse = out[0].view(sizes), lse[0].view(sizes[:-1])
-        mask = sequence.mask
         for block in sequence.blocks:
-            part, part_lse = _flash(block.q, block.k, block.v, is_causal=mask is None, attn_mask=mask)
-            if block.earlier_k is not None:
-                earlier, earlier_lse = _flash(block.q, block.earlier_k, block.earlier_v)
-                part, part_lse = _merge(earlier, earlier_lse, part, part_lse)
+            part, part_lse = self._over_new(block, sequence.mask)
             if out is not None and lse is not None:
-                part, _ = _merge(out[:, :, block.rows], lse[:, :, block.rows], part, part_lse)
+                part, _ = merge(out[:, :, block.rows], lse[:, :, block.rows], part, part_lse)
             block.out.copy_(part)
 
+    def _over_new(self, block: NewBlock, tree: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The queries of a block over the step's tokens up to its end."""
+        if self._tiles is not None and block.mask is not None:
+            return self._tiles(block.q, block.k, block.v, block.mask)
+        part, lse = _flash(block.q, *block.own, is_causal=tree is None, attn_mask=tree)
+        if block.rows.start == 0:
+            return part, lse
+        earlier, earlier_lse = _flash(block.q, *block.earlier)
+        return merge(earlier, earlier_lse, part, lse)
 
-def _blocks(
-    q: torch.Tensor, out: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: int
-) -> tuple[NewBlock, ...]:
-    """The new tokens ``[kv_heads, G, T, D]`` in blocks of so many."""
-    return tuple(
-        NewBlock(
-            some := slice(start, min(start + rows, q.shape[2])),
-            q[:, :, some],
-            out[:, :, some],
-            k[:, :, some],
-            v[:, :, some],
-            k[:, :, :start] if start else None,
-            v[:, :, :start] if start else None,
-        )
-        for start in range(0, q.shape[2], rows)
-    )
+    def _over(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries ``[B, N, T, D]`` over keys that all of them see."""
+        rows = q.shape[2] * (q.shape[1] if k.stride(1) == 0 else 1)
+        if self._tiles is not None and rows >= LEAST_QUERIES and k.shape[2] >= LEAST_KEYS:
+            return self._tiles(q, k, v)
+        out, lse = _flash(q, k, v)
+        return out, lse
 
-
-def _merge(
-    first: torch.Tensor, first_lse: torch.Tensor, second: torch.Tensor, second_lse: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over two disjoint sets of keys: outputs ``[.., T, D]`` weighted by ``exp(lse)``, lse ``[.., T]``."""
-    share = torch.sigmoid(second_lse - first_lse).unsqueeze(-1)
-    merged = first.to(share.dtype)
-    torch.lerp(merged, second.to(share.dtype), share, out=merged)
-    return merged, torch.logaddexp(first_lse, second_lse)
+    def _blocks(
+        self, q: torch.Tensor, out: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, has_tree: bool
+    ) -> tuple[NewBlock, ...]:
+        """The new tokens ``[kv_heads, G, T, D]`` of a sequence; those of a tree are one block."""
+        count = q.shape[2]
+        tiled = self._tiles is not None and not has_tree and self._a.group * count >= LEAST_QUERIES
+        size = count if has_tree else TILED_ROWS if tiled else CAUSAL_ROWS
+        blocks = []
+        masks: dict[int, torch.Tensor] = {}
+        for start in range(0, count, size):
+            end = min(start + size, count)
+            rows = slice(start, end)
+            if tiled and end - start not in masks:
+                masks[end - start] = causal_mask(end - start, self._a.group)
+            mask = masks.get(end - start)
+            blocks.append(NewBlock(rows, q[:, :, rows], out[:, :, rows], k[:, :, :end], v[:, :, :end], mask))
+        return tuple(blocks)

@@ -70,6 +70,10 @@ class OneDnnProduct:
     def __init__(self, linear: Callable[..., torch.Tensor]) -> None:
         self._linear = linear
 
+    def multiply(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """``x @ weight.T``, fp32 ``[n, in]`` and ``[out, in]``, into torch's own memory."""
+        return self._linear(x, weight, None, "none", [], "")
+
     @classmethod
     def find(cls) -> OneDnnProduct | None:
         """The operator, where this torch has it and it does what is expected of it."""
@@ -87,11 +91,11 @@ class OneDnnProduct:
         out = views.out
         for start, x in views.pieces:
             if x.shape[0] == out.shape[0] and out.numel() <= MOST_RESULTS:  # nothing to cut: as most steps
-                out.copy_(self._linear(x, weight, None, "none", [], ""))
+                out.copy_(self.multiply(x, weight))
                 continue
             rows = out[start : start + x.shape[0]]
             for outputs in _runs(weight.shape[0], MOST_RESULTS // x.shape[0]):
-                product = self._linear(x, weight[outputs], None, "none", [], "")
+                product = self.multiply(x, weight[outputs])
                 rows[:, outputs].copy_(product[: rows.shape[0]])
 
 
