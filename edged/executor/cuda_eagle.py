@@ -25,7 +25,7 @@ from edged.checkpoint.safetensors_files import WeightFiles
 from edged.executor.base import GrownTree
 from edged.executor.cuda_eagle_graph import DraftGraph
 from edged.executor.cuda_packed import PackedLoader, tensors_of
-from edged.executor.torch_weights import FILE_DTYPES
+from edged.executor.torch_weights import read_whole
 from edged.memory.cuda_draft import TAKEN, DraftLayout, DraftSizes, draft_packed
 from edged.memory.specs import PAGE_TOKENS
 from edged.models.checkpoint import PackedLinear
@@ -128,9 +128,7 @@ class CudaEagle:
                 for index, source in enumerate(spec.sources):
                     if spec.packing is None:
                         end = source.start + source.shape[0]
-                        whole = torch.empty(source.shape, dtype=FILE_DTYPES[files.info(source.name).dtype])
-                        files.read_into(source.name, whole.view(-1).view(torch.uint8).numpy().data)
-                        buffers[f"draft.{spec.name}"][source.start : end].copy_(whole)
+                        buffers[f"draft.{spec.name}"][source.start : end].copy_(read_whole(files, source))
                     else:
                         shape = packed_shape(source, spec.packing)
                         linear = PackedLinear(f"draft.{spec.name}", source.module, shape, source.start, index)

@@ -18,7 +18,7 @@ import torch
 
 from edged.checkpoint.safetensors_files import WeightFiles
 from edged.executor.torch_packed import PackedProduct, PackedWeight
-from edged.executor.torch_weights import FILE_DTYPES, store_packed
+from edged.executor.torch_weights import read_whole, store_packed
 from edged.memory.draft_plan import CHUNK, MOST_NODES
 from edged.memory.specs import PAGE_TOKENS
 from edged.models.checkpoint import PackedLinear
@@ -110,10 +110,8 @@ class TorchEagle:
             for spec in eagle.specs:
                 if spec.packing is None:
                     for source in spec.sources:
-                        dtype = FILE_DTYPES[files.info(source.name).dtype]
-                        whole = torch.empty(source.shape, dtype=dtype)
-                        files.read_into(source.name, whole.view(-1).view(torch.uint8).numpy().data)
-                        self._w[spec.name][source.start : source.start + source.shape[0]].copy_(whole)
+                        rows = slice(source.start, source.start + source.shape[0])
+                        self._w[spec.name][rows].copy_(read_whole(files, source))
                 else:
                     self._read_packed(files, spec, spec.packing, eagle)
         if self._map is not None and not eagle.has("head"):
@@ -289,7 +287,8 @@ class TorchEagle:
         logits = (
             self._linear("head", out) if "head" in self._w else out @ self._head.float().t()
         )  # [n, V or fewer]
-        found = logits.softmax(-1).topk(min(count, logits.shape[1]), dim=1)
+        # What overflows on the way drafts nothing, instead of ending the engine: a draft may be wrong, not harm.
+        found = logits.softmax(-1).nan_to_num_(0.0).topk(min(count, logits.shape[1]), dim=1)
         ids = found.indices if self._map is None else self._map[found.indices]
         return ids.tolist(), found.values.tolist()
 

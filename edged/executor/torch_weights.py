@@ -87,6 +87,19 @@ def _read_tensor(files: WeightFiles, source: WeightSource, target: torch.Tensor)
         raise CheckpointError(f"{files.info(source.name).file}: tensor {source.name!r} holds NaN or infinity")
 
 
+def read_whole(files: WeightFiles, source: WeightSource) -> torch.Tensor:
+    """A checkpoint tensor of a draft as it is stored.
+
+    Raises:
+        CheckpointError: It holds NaN or infinity: all that is drafted would be, and a draft is small enough to look.
+    """
+    whole = torch.empty(source.shape, dtype=FILE_DTYPES[files.info(source.name).dtype])
+    files.read_into(source.name, _bytes_of(whole))
+    if not bool(whole.isfinite().all()):
+        raise CheckpointError(f"{files.info(source.name).file}: tensor {source.name!r} holds NaN or infinity")
+    return whole
+
+
 def _convert(files: WeightFiles, name: str, dtype: torch.dtype, target: torch.Tensor) -> None:
     """Read piece by piece and convert."""
     piece = torch.empty(min(_PIECE_ELEMENTS, target.numel()), dtype=dtype)

@@ -9,6 +9,7 @@ tokens of a map alone. Linears may be in 4 bits in GPTQ's layout.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,7 @@ class Eagle:
             _check_sizes(layer, target, layout, file)
             if layer.residual_scale != 1.0:
                 layer = replace(layer, residual_scale=_residual_scale(config, target, residual_layers, file))
-            vocabulary = config.get("draft_vocab_size", layer.vocabulary) if layout.kind == EAGLE3 else 0
+            vocabulary = _draft_vocabulary(config, layer, file) if layout.kind == EAGLE3 else 0
             names = layout.resolve(bare, str(folder))
             specs = draft_specs(files, names, layout, layer, vocabulary)
             ids = _own_vocabulary(files, names, vocabulary, target) if layout.kind == EAGLE3 else None
@@ -135,12 +136,23 @@ def _check_sizes(layer: Architecture, target: Architecture, layout: Layout, file
             raise CheckpointError(f"{file}: {key} gives {own} and {whose} {wanted}", field=key)
 
 
+def _draft_vocabulary(config: Mapping[str, Any], layer: Architecture, file: Path) -> int:
+    """Of an EAGLE-3 draft."""
+    count: Any = config.get("draft_vocab_size", layer.vocabulary)
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 < count <= layer.vocabulary:
+        raise CheckpointError(
+            f"{file}: draft_vocab_size {count!r} must be a whole number from 1 to {layer.vocabulary}",
+            field="draft_vocab_size",
+        )
+    return count
+
+
 def _residual_scale(
     config: Mapping[str, Any], target: Architecture, residual_layers: int | None, file: Path
 ) -> float:
     """Of a muP draft's layer."""
     count: Any = residual_layers or config.get("mup_denominator") or target.layers + 1
-    if isinstance(count, bool) or not isinstance(count, int | float) or count <= 0:
+    if isinstance(count, bool) or not isinstance(count, int | float) or not 0 < count < math.inf:
         raise CheckpointError(
             f"{file}: mup_denominator {count!r} must be a number above 0", field="mup_denominator"
         )

@@ -322,6 +322,10 @@ REFUSALS = [
     ),
     ({"tensors": {"d2t": np.zeros(5, np.float32)}}, "d2t has no place in an EAGLE draft"),
     ({"tensors": {"input_norm1.weight": np.ones(64, np.float32)}}, "come together"),
+    (
+        {"tensors": {"fc.weight": np.full((64, 128), np.nan, np.float32)}},
+        r"tensor 'fc.weight' holds NaN or infinity",
+    ),
 ]
 
 
