@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 import threading
 
 import pytest
 from edgectl_process import COMMAND, clean_environment
+from fixtures.daemon import NO_FILE_GROWS
 
 from edged.cli.exit_codes import ExitCode
 from edged.whole_file import whole_file, write_whole
-
-
-def _let_no_file_grow():
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
 @pytest.fixture
 def on_full_disk(tmp_path):
     def run(*arguments):
         return subprocess.run(
-            [*COMMAND, *map(str, arguments)],
+            [*NO_FILE_GROWS, *COMMAND, *map(str, arguments)],
             cwd=tmp_path,
             env=clean_environment(XDG_RUNTIME_DIR=str(tmp_path)),
             capture_output=True,
             text=True,
             timeout=120,
             check=False,
-            preexec_fn=_let_no_file_grow,
         )
 
     return run
