@@ -31,12 +31,17 @@ def takes(start, text):
     return taken.is_accepting() or (taken.is_stopped() and not taken.is_error())
 
 
+def allowed_tokens(matcher):
+    """The tokens that may come next, of a matcher's mask."""
+    mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    return np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()
+
+
 def drawn(start, generator, most=60):
     """A random answer; None if it did not come to its end."""
     taken, tokens = start.deep_copy(), []
     while not taken.is_stopped():
-        mask = np.frombuffer(taken.compute_bitmask(), np.uint8)
-        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()
+        allowed = allowed_tokens(taken)
         token = _END if _END in allowed and generator.random() < 0.5 else generator.choice(allowed)
         if token == _END:
             break
@@ -56,9 +61,8 @@ def walks(grammar, tokenizer, count, seed=0, most=400):
     for _ in range(count):
         matcher, taken = start.deep_copy(), []
         while len(taken) < most and not matcher.is_stopped():
-            mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            allowed = allowed_tokens(matcher)
             assert not matcher.is_error(), matcher.get_error()
-            allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()
             token = _END if _END in allowed and generator.random() < 0.5 else generator.choice(allowed)
             if token == _END:
                 break

@@ -8,8 +8,8 @@ import random
 import jsonschema
 import llguidance
 import msgspec
-import numpy as np
 import pytest
+from drawn_answers import allowed_tokens
 
 from edged.decoding.constraints.base import LIMITS
 from edged.decoding.constraints.checker import _END, Vocabulary, check, small_tokenizer
@@ -80,9 +80,8 @@ def answers(calls, count, begin=(), most=500):
     for _ in range(count):
         matcher, taken = start.deep_copy(), []
         while len(taken) < most and not matcher.is_stopped():
-            mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            allowed = allowed_tokens(matcher)
             assert not matcher.is_error(), matcher.get_error()
-            allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()
             closing = [
                 each
                 for each in allowed
